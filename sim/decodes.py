@@ -1,0 +1,119 @@
+"""The decoding requests of one replica as aggregates, so that a decode step costs the same whatever the batch.
+
+Every decoding request gains one KV token in every step, so it needs a new block in every `block_size`-th step: a
+histogram of those phases gives the block demand of any step in O(1). Steps are counted per replica, from 0.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from sim.request import Request
+
+
+class Decodes:
+    """Counts over the decoding requests, as they stand before the next step.
+
+    `count` requests, `kv_tokens` tokens in KV over all of them; `finishing[step]` the requests whose last token that
+    step yields (prefills that yield their only token included).
+    """
+
+    __slots__ = ("block_size", "count", "finishing", "kv_tokens", "phases", "_finish_steps")
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.count = 0
+        self.kv_tokens = 0
+        self.phases = [0] * block_size  # phases[p]: requests that need a block in every step j with j % block_size == p
+        self.finishing: dict[int, list[Request]] = {}
+        self._finish_steps: list[int] = []  # a heap; may hold steps whose requests are gone
+
+    def will_finish(self, request: Request, step: int) -> None:
+        """`request` yields its last token in `step`."""
+        request.finish_step = step
+        bucket = self.finishing.get(step)
+        if bucket is None:
+            self.finishing[step] = [request]
+            heappush(self._finish_steps, step)
+        else:
+            bucket.append(request)
+
+    def next_finish(self) -> int:
+        """A step before which no decoding request finishes; -1 when there is none."""
+        return self._finish_steps[0] if self._finish_steps else -1
+
+    def finished(self, step: int) -> list[Request]:
+        """Take the requests that finish in `step`, in order of admission (the engine's batch order)."""
+        steps = self._finish_steps
+        if not steps or steps[0] > step:
+            return []
+        heappop(steps)
+        bucket = self.finishing.pop(step)
+        if len(bucket) > 1:
+            bucket.sort(key=_ticket)
+        return bucket
+
+    def join(self, request: Request, step: int) -> None:
+        """`request`, with `computed` tokens in KV, decodes from `step` on."""
+        request.decoding = True
+        request.kv_offset = offset = request.computed - step
+        self.phases[-offset % self.block_size] += 1
+        self.count += 1
+        self.kv_tokens += request.computed
+
+    def leave(self, request: Request, step: int) -> None:
+        """`request` decodes no more from `step` on; its `computed` is true again."""
+        offset = request.kv_offset
+        request.decoding = False
+        request.computed = step + offset
+        self.phases[-offset % self.block_size] -= 1
+        self.count -= 1
+        self.kv_tokens -= request.computed
+
+    def give_up(self, request: Request) -> None:
+        """Forget when `request` would have finished (it was preempted)."""
+        self.finishing[request.finish_step].remove(request)
+
+    def skip(self, request: Request, step: int) -> None:
+        """`request` is left out of `step`: everything it does comes one step later.
+
+        Its kv_tokens stay what they are over that step; `advance` must be told to leave it out.
+        """
+        self.leave(request, step)
+        self.join(request, step + 1)
+        if request.finish_step >= step:
+            self.give_up(request)
+            self.will_finish(request, request.finish_step + 1)
+
+    def demand(self, step: int) -> int:
+        """Blocks that the decodes of `step` need."""
+        return self.phases[step % self.block_size]
+
+    def demand_over(self, step: int, steps: int) -> int:
+        """Blocks that the decodes of `steps` steps from `step` on need together."""
+        size, phases = self.block_size, self.phases
+        rounds, rest = divmod(steps, size)
+        total = rounds * self.count
+        for j in range(step, step + rest):
+            total += phases[j % size]
+        return total
+
+    def steps_within(self, step: int, blocks: int, limit: int) -> int:
+        """How many steps from `step` on, at most `limit`, need no more than `blocks` blocks together."""
+        size = self.block_size
+        if (limit // size + 1) * self.count <= blocks:
+            return limit
+        steps = 0
+        if self.count:
+            rounds = blocks // self.count
+            steps, blocks = rounds * size, blocks - rounds * self.count
+        while steps < limit:
+            blocks -= self.phases[(step + steps) % size]
+            if blocks < 0:
+                break
+            steps += 1
+        return min(steps, limit)
+
+
+def _ticket(request: Request) -> int:
+    return request.ticket

@@ -1,0 +1,316 @@
+"""One model instance: the loop that turns plans into time.
+
+Between two plans lies a run: one step, or many decode steps in which nothing can change, taken as one event. The
+replica owns its clock: step ends are sums of step durations, never SimPy's `now`. It does not know where requests
+come from, which policy plans, or what a step costs.
+
+Synchronous engines plan a step when the previous one has ended. Asynchronous ones (`async_scheduling`) plan step
+j + 1 when step j begins: that plan cannot know of arrivals during step j nor of requests that end with it. Planning
+later with that older knowledge gives the same plan, so both kinds share one loop: an asynchronous replica applies
+arrivals (`_incoming`) and the release of finished requests (`_ended`) only after it has planned.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from simpy import Event
+
+from sim.clock import Clock
+from sim.request import Request
+from sim.schedulers import Scheduler
+from sim.state import Batch, State
+from sim.steplog import Log
+
+LONG_RUN = 32
+"""Steps from which numpy computes a run's ends faster than a loop; both give the same sums, bit for bit."""
+
+
+class StepCost(Protocol):
+    """What a step costs, in seconds (`calibrate.cost`)."""
+
+    def step_s(self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int) -> float:
+        """One step: prefill chunks (new tokens, tokens already in KV), and `decodes` sequences over `kv_tokens`."""
+        ...
+
+    def decode_line(self, decodes: int) -> tuple[float, float, float] | None:
+        """(a, b, floor): a step of only decodes costs max(floor, a + b * kv_tokens). None: ask for every step."""
+        ...
+
+
+class Replica:
+    """One engine: `submit` requests; `on_finish(request, time)` is called for each finished one."""
+
+    def __init__(
+        self,
+        index: int,
+        clock: Clock,
+        state: State,
+        scheduler: Scheduler,
+        cost: StepCost,
+        log: Log,
+        on_finish: Callable[[Request, float], None],
+        *,
+        max_model_len: int,
+        asynchronous: bool,
+    ) -> None:
+        self.index = index
+        self.state = state
+        self._clock = clock
+        self._scheduler = scheduler
+        self._cost = cost
+        self._log = log
+        self._on_finish = on_finish
+        self._max_model_len = max_model_len
+        self._async = asynchronous
+        self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
+        self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
+        self._lagging: list[Request] = []  # decoding requests that the previous step left out
+        self._batch: Batch | None = None  # the run in progress; None while idle
+        self._start_s = 0.0
+        self._ends_s: Sequence[float] = ()  # end of each step of the run
+        self._surplus = 0  # decodes in the batch that are already finished
+        self._interruptible = False
+        self._wake: Event | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are waiting or running."""
+        return len(self.state.waiting) + len(self._incoming) + len(self.state.running) - len(self._ended)
+
+    def submit(self, request: Request) -> None:
+        """A request arrives now. One that can never be served is rejected: logged, with the reason."""
+        request.replica = self.index
+        rejection = self._rejection(request)
+        if rejection:
+            self._record(request, rejection)
+        elif self._batch is None:
+            self.state.waiting.append(request)
+            if self._wake is None:
+                self._wake = self._clock.call_at(request.arrival_s, self._on_wake)
+        else:
+            (self._incoming if self._async else self.state.waiting).append(request)
+            if self._interruptible:
+                self._interrupt(request.arrival_s)
+
+    def start_run(self, now: float) -> bool:
+        """Plan at `now` and begin the next step or run of steps. False: there is nothing to do, the replica is idle."""
+        state = self.state
+        batch = self._scheduler.plan(state)
+        again = False  # the next plan knows more than this one did
+        if self._ended or self._incoming:
+            again = self._catch_up(batch)
+            if batch.empty and again:  # an empty step takes no time
+                preempted, batch = batch.preempted, self._scheduler.plan(state)
+                batch.preempted[:0] = preempted
+                again = False
+        if batch.empty:
+            self._batch = None
+            return False
+        for request, _, _ in batch.chunks:
+            if request.scheduled_s != request.scheduled_s:
+                request.scheduled_s = now
+        if batch.preempted or batch.skipped:
+            self._mark_gaps(batch, now)
+        self._batch = batch
+        self._start_s = now
+        self._interruptible = False
+        line = None if batch.chunks or batch.preempted or batch.skipped or again else self._cost.decode_line(batch.decodes)
+        if line is None:
+            chunks = [(tokens, context) for _, tokens, context in batch.chunks]
+            self._ends_s = (now + self._cost.step_s(chunks, batch.decodes, batch.kv_tokens),)
+        else:
+            self._ends_s = self._quiet_run(batch, now, *line)
+            self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(state)
+        return True
+
+    def finish_run(self) -> list[Request]:
+        """The run in progress has ended: give out its tokens. Returns the requests that finished."""
+        batch, ends, state, log = self._batch, self._ends_s, self.state, self._log
+        assert batch is not None
+        decodes, kv = state.decodes, state.kv
+        steps, now = len(ends), ends[-1]
+        blocks = kv.usable - kv.free
+        if steps > 1:
+            kv.free -= decodes.demand_over(state.step + 1, steps - 1)
+        first_step, last_step = state.step, state.step + steps - 1
+        decodes.kv_tokens += steps * decodes.count
+        state.step = next_step = last_step + 1
+        gaps = batch.decodes - self._surplus
+        self._surplus = 0
+        output_tokens = gaps * steps
+        if batch.skipped or self._lagging:
+            gaps -= self._catch_up_skipped(batch, now)
+        prefill_tokens = 0
+        for request, tokens, _ in batch.chunks:
+            prefill_tokens += tokens
+            if request.computed == request.target:
+                output_tokens += 1
+                self._first_token(request, now, last_step)
+        log.steps.append(
+            (
+                self.index,
+                first_step,
+                self._start_s,
+                now,
+                steps,
+                ends[0] - self._start_s,
+                len(batch.chunks),
+                prefill_tokens,
+                batch.decodes,
+                batch.kv_tokens,
+                output_tokens,
+                gaps,
+                len(state.running) - len(self._ended),
+                len(state.waiting) + len(self._incoming),
+                blocks,
+                kv.usable - kv.free,
+                len(batch.preempted),
+            )
+        )
+        finished = decodes.finished(last_step)
+        for request in finished:
+            request.finish_s = now
+            # A request that reaches its cap is known to end and not planned again; one that stops before it is, if the
+            # next plan was made before the stop was seen.
+            if request.decoding and not (self._async and request.output_tokens < request.max_tokens):
+                decodes.leave(request, next_step)
+            if self._async:
+                self._ended.append(request)
+            else:
+                state.release(request)
+                self._record(request)
+        if self._incoming and steps > 1:  # what arrived before the last step began is known to the plan made there
+            seen = ends[-2]
+            while self._incoming and self._incoming[0].arrival_s <= seen:
+                state.waiting.append(self._incoming.popleft())
+        return finished
+
+    def _on_wake(self, event: Event) -> None:
+        if event is not self._wake:
+            return  # the run was cut short since
+        if self._batch is None:
+            finished, now = [], self._clock.now
+        else:
+            now = self._ends_s[-1]
+            finished = self.finish_run()
+        self._wake = self._clock.call_at(self._ends_s[-1], self._on_wake) if self.start_run(now) else None
+        for request in finished:
+            self._on_finish(request, now)
+
+    def _interrupt(self, now: float) -> None:
+        """An arrival matters: end the run where the first plan that can know of it is made."""
+        ends = self._ends_s
+        cut = bisect_left(ends, now) + (1 if self._async else 0)
+        self._interruptible = False
+        if cut + 1 < len(ends):
+            self._ends_s = ends[: cut + 1]
+            self._wake = self._clock.call_at(self._ends_s[-1], self._on_wake)
+
+    def _quiet_run(self, batch: Batch, now: float, base: float, slope: float, floor: float) -> Sequence[float]:
+        """Ends of the steps until something can change: a finish, or a block that is not there."""
+        state = self.state
+        steps = state.decodes.next_finish() - state.step + 1
+        if steps > 1:
+            steps = 1 + state.decodes.steps_within(state.step + 1, state.kv.free, steps - 1)
+        decodes, kv_tokens = batch.decodes, batch.kv_tokens
+        if floor > base + slope * kv_tokens and slope > 0.0:  # one straight line a row: stop where the floor ends
+            steps = min(steps, int(((floor - base) / slope - kv_tokens) / decodes) + 1)
+        if steps < LONG_RUN:
+            ends = []
+            for _ in range(steps):
+                now += max(floor, base + slope * kv_tokens)
+                ends.append(now)
+                kv_tokens += decodes
+            return ends
+        durations = np.maximum(floor, base + slope * (kv_tokens + decodes * np.arange(steps)))
+        durations[0] += now
+        long_ends: list[float] = np.add.accumulate(durations).tolist()
+        return long_ends
+
+    def _catch_up(self, batch: Batch) -> bool:
+        """After an asynchronous plan: release what ended and let in what arrived. True if the next plan may differ."""
+        state = self.state
+        had_queue = bool(state.waiting)
+        arrived, released = bool(self._incoming), bool(self._ended)
+        surplus = 0
+        for request in self._ended:
+            self._record(request)
+            if request.ticket not in state.running:
+                continue  # preempted by this very plan
+            if request.decoding:
+                skipped = request in batch.skipped
+                state.decodes.leave(request, state.step + skipped)
+                if not skipped:
+                    surplus += 1
+                    request.computed += 1
+            state.release(request)
+        self._ended.clear()
+        self._surplus = surplus
+        if arrived:
+            state.waiting.extend(self._incoming)
+            self._incoming.clear()
+        return bool(surplus) or (bool(state.waiting) and (released or (arrived and not had_queue)))
+
+    def _first_token(self, request: Request, now: float, step: int) -> None:
+        """A prompt is complete, so its step yields a token: the first, or the next one after a preemption."""
+        decodes = self.state.decodes
+        if request.first_step < 0:
+            request.first_token_s = now
+            request.first_step = step
+        elif request.gap_from_s == request.gap_from_s:
+            self._log.gaps.append(now - request.gap_from_s)
+            request.gap_from_s = float("nan")
+        remaining = request.output_tokens - request.emitted
+        decodes.will_finish(request, step + remaining - 1)
+        if remaining > 1 or (self._async and request.output_tokens < request.max_tokens):
+            decodes.join(request, step + 1)
+
+    def _mark_gaps(self, batch: Batch, now: float) -> None:
+        """Remember since when the requests that this plan left out have had no token."""
+        for request in batch.preempted + batch.skipped:
+            if (request.emitted or request.decoding) and not request.finished and request.gap_from_s != request.gap_from_s:
+                request.gap_from_s = now
+
+    def _catch_up_skipped(self, batch: Batch, now: float) -> int:
+        """Log the gaps of requests that decode again after skipped steps; returns how many."""
+        back = [r for r in self._lagging if r.decoding and r not in batch.skipped and r.gap_from_s == r.gap_from_s]
+        for request in back:
+            self._log.gaps.append(now - request.gap_from_s)
+            request.gap_from_s = float("nan")
+        self.state.decodes.kv_tokens -= sum(r.decoding for r in batch.skipped)
+        self._lagging = batch.skipped
+        return len(back)
+
+    def _rejection(self, request: Request) -> int:
+        """Index into OUTCOMES of the reason why `request` can never be served, or 0."""
+        if request.prompt_tokens >= self._max_model_len:
+            return 2
+        if request.prompt_tokens + request.max_tokens > self._max_model_len:
+            return 3
+        kv = self.state.kv
+        return 4 if kv.blocks(request.prompt_tokens + request.output_tokens - 1) > kv.usable else 0
+
+    def _record(self, request: Request, rejection: int = 0) -> None:
+        outcome = rejection or (0 if request.output_tokens == request.max_tokens else 1)
+        self._log.requests.append(
+            (
+                request.id,
+                request.replica,
+                request.arrival_s,
+                request.scheduled_s,
+                request.first_token_s,
+                request.finish_s,
+                request.prompt_tokens,
+                request.output_tokens,
+                request.max_tokens,
+                request.preemptions,
+                request.first_step,
+                request.finish_step,
+                outcome,
+            )
+        )

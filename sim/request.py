@@ -1,0 +1,67 @@
+"""A request while it moves through the simulation. The simulator's only per-request object; it lives from arrival to finish."""
+
+from __future__ import annotations
+
+NOT_YET = float("nan")
+
+
+class Request:
+    """One request: what the client sent, and where it stands in its replica.
+
+    What the client sent: `arrival_s`, `prompt_tokens`, `max_tokens` (its cap, which a scheduler may see) and
+    `output_tokens` (the true length, which only the end of the request reveals: no policy may read it).
+
+    KV tokens of a decoding request are not stored but derived: before step `j` it has `j + kv_offset` tokens in KV,
+    so that nothing is touched per step. `computed` holds them at all other times.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "computed",
+        "decoding",
+        "emitted",
+        "finish_s",
+        "finish_step",
+        "first_step",
+        "first_token_s",
+        "gap_from_s",
+        "id",
+        "kv_offset",
+        "max_tokens",
+        "output_tokens",
+        "preemptions",
+        "prompt_tokens",
+        "replica",
+        "scheduled_s",
+        "target",
+        "ticket",
+    )
+
+    def __init__(self, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
+        self.id = id
+        self.arrival_s = arrival_s
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.max_tokens = max_tokens
+        self.replica = -1
+        self.target = prompt_tokens  # tokens to have in KV before the next output token: the prompt, and what was produced before a preemption
+        self.computed = 0
+        self.emitted = 0  # output tokens before the last preemption; while decoding, finish_step tells
+        self.decoding = False
+        self.ticket = -1  # order of admission; the newest is preempted first
+        self.kv_offset = 0
+        self.first_step = -1
+        self.finish_step = -1  # the step that yields the last token; known once decoding starts
+        self.preemptions = 0
+        self.scheduled_s = NOT_YET
+        self.first_token_s = NOT_YET
+        self.finish_s = NOT_YET
+        self.gap_from_s = NOT_YET  # time of the last token before a preemption or a skipped step: a gap to be measured
+
+    @property
+    def finished(self) -> bool:
+        """Its last token is out."""
+        return self.finish_s == self.finish_s
+
+    def __repr__(self) -> str:
+        return f"Request({self.id}, {self.prompt_tokens} in, {self.output_tokens} out, at {self.arrival_s:g} s)"

@@ -1,0 +1,30 @@
+"""Scheduler policies: one a file, and the dictionary that names them.
+
+A policy has two methods. `plan(state) -> Batch` makes one step's batch and takes its blocks, through the verbs of
+`sim.state.State`; it sees the queue, the running requests and the KV cache, never a true output length.
+`arrival_matters(state)` says whether one more waiting request could change the next plan while nothing but decoding
+happens: when not, the replica need not stop for it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sim.schedulers.vllm_v1 import VllmV1
+from sim.state import Batch, State
+
+
+class Scheduler(Protocol):
+    """What the replica asks of a policy."""
+
+    def plan(self, state: State) -> Batch:
+        """The next step's batch."""
+        ...
+
+    def arrival_matters(self, state: State) -> bool:
+        """Whether an arrival could change the next plan of a replica that only decodes."""
+        ...
+
+
+SCHEDULERS = {"vllm-v1": VllmV1}
+"""Policy name -> class; its fields are the engine options it takes."""

@@ -1,0 +1,100 @@
+"""What a scheduler sees and moves: the queue, the running requests, their KV, and the batch it plans from them.
+
+It knows nothing of time: steps are numbered, the replica says when they happen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sim.decodes import Decodes
+from sim.kvcache import KVCache
+from sim.request import Request
+
+
+class Batch:
+    """The work of one engine step.
+
+    `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
+    decode one token each, over `kv_tokens` tokens in KV before the step. `skipped`: decoding requests left out;
+    `preempted`: requests that lost their KV to this plan.
+    """
+
+    __slots__ = ("chunks", "decodes", "kv_tokens", "preempted", "skipped")
+
+    def __init__(self) -> None:
+        self.chunks: list[tuple[Request, int, int]] = []
+        self.decodes = 0
+        self.kv_tokens = 0
+        self.skipped: list[Request] = []
+        self.preempted: list[Request] = []
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to compute."""
+        return not (self.chunks or self.decodes)
+
+
+class State:
+    """One replica's requests before step `step`.
+
+    `waiting` in queue order; `running` and `prefilling` (the running ones whose prompt is not complete) by ticket,
+    oldest admission first; the decoding ones only as aggregates. A running request that is neither prefilling nor
+    decoding has finished and waits for its release (asynchronous scheduling).
+    """
+
+    __slots__ = ("decodes", "kv", "prefilling", "running", "step", "tickets", "waiting")
+
+    def __init__(self, kv: KVCache) -> None:
+        self.kv = kv
+        self.decodes = Decodes(kv.block_size)
+        self.waiting: deque[Request] = deque()
+        self.running: dict[int, Request] = {}
+        self.prefilling: dict[int, Request] = {}
+        self.step = 0
+        self.tickets = 0
+
+    def admit(self, batch: Batch, tokens: int) -> None:
+        """Move the head of the queue into the batch with its first chunk of `tokens` prompt tokens."""
+        request = self.waiting.popleft()
+        request.ticket = ticket = self.tickets
+        self.tickets = ticket + 1
+        self.running[ticket] = request
+        self.prefill(batch, request, tokens)
+
+    def prefill(self, batch: Batch, request: Request, tokens: int) -> None:
+        """Give a running request the blocks for its next `tokens` prompt tokens and put the chunk into the batch."""
+        before = request.computed
+        request.computed = after = before + tokens
+        kv = self.kv
+        kv.free -= kv.blocks(after) - kv.blocks(before)
+        batch.chunks.append((request, tokens, before))
+        if after == request.target:
+            self.prefilling.pop(request.ticket, None)
+        else:
+            self.prefilling[request.ticket] = request
+
+    def preempt(self, batch: Batch) -> Request:
+        """Take the KV of the newest running request and put it back at the front of the queue, to be recomputed."""
+        ticket, request = self.running.popitem()
+        batch.preempted.append(request)
+        request.preemptions += 1
+        if request.decoding:
+            decodes = self.decodes
+            decodes.leave(request, self.step)
+            if not request.finished:
+                request.emitted = request.output_tokens - (request.finish_step - self.step + 1)
+                decodes.give_up(request)
+        else:
+            self.prefilling.pop(ticket, None)
+        self.kv.free += self.kv.blocks(request.computed)
+        request.computed = 0
+        if not request.finished:  # else its last token came while it was still running: nothing to recompute
+            request.target = request.prompt_tokens + request.emitted
+            self.waiting.appendleft(request)
+        return request
+
+    def release(self, request: Request) -> None:
+        """A finished request gives back its place and its blocks."""
+        del self.running[request.ticket]
+        self.kv.free += self.kv.blocks(request.computed)

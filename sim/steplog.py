@@ -1,0 +1,88 @@
+"""What each replica did, and what became of each request: rows appended while the simulation runs, columns after it.
+
+Rows go into flat float64 arrays, since a million requests must fit into memory; integers are exact in them.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import numpy.typing as npt
+
+STEP_COLUMNS = (
+    "replica",
+    "step",  # number of the first step of the row, per replica
+    "start_s",
+    "end_s",
+    "steps",  # engine steps in the row: 1, or a run of decode steps during which nothing changes
+    "first_step_s",  # duration of the first step; the others follow a straight line up to end_s
+    "prefill_requests",  # prompt chunks in the step
+    "prefill_tokens",
+    "decodes",  # sequences that decode one token in each step
+    "kv_tokens",  # tokens in KV of the decoding sequences, before the first step
+    "output_tokens",  # tokens given to clients in all steps of the row together
+    "gaps",  # of those in each step: tokens whose predecessor came one step earlier
+    "running",
+    "waiting",
+    "kv_blocks",  # blocks in use once the first step was planned
+    "kv_blocks_end",  # and at the end of the row, before anything is freed
+    "preempted",
+)
+"""Columns of a step log row: one engine step, or a run of equal decode steps. Seconds, tokens, blocks, requests."""
+
+REQUEST_COLUMNS = (
+    "id",
+    "replica",
+    "arrival_s",
+    "scheduled_s",
+    "first_token_s",
+    "finish_s",
+    "prompt_tokens",
+    "output_tokens",
+    "max_tokens",
+    "preemptions",
+    "first_step",
+    "last_step",
+    "outcome",
+)
+"""Columns of a request row; `outcome` indexes OUTCOMES, times that do not exist are NaN."""
+
+OUTCOMES = ("length", "stop", "prompt_too_long", "over_max_model_len", "over_kv_cache")
+"""What became of a request: finished at its `max_tokens` (`length`) or before it (`stop`); or rejected at arrival: its
+prompt leaves no room in `max_model_len`, prompt + max_tokens exceed `max_model_len`, or it can never fit the KV cache."""
+FINISHED = 2
+"""The first outcomes are those of finished requests; the others are rejections."""
+
+
+class Rows:
+    """A growing table of float64 rows."""
+
+    __slots__ = ("append", "columns", "_data")
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self.columns = columns
+        self._data = array("d")
+        self.append = self._data.extend
+        """Append one row: an iterable of one number a column."""
+
+    def __len__(self) -> int:
+        return len(self._data) // len(self.columns)
+
+    def table(self) -> dict[str, npt.NDArray[np.float64]]:
+        """The columns by name, as views on the rows' memory: append nothing after this."""
+        rows = np.frombuffer(self._data, dtype=np.float64).reshape(-1, len(self.columns))
+        return {name: rows[:, i] for i, name in enumerate(self.columns)}
+
+
+class Log:
+    """All rows of one simulation: steps, requests, and the token gaps that are longer than a step."""
+
+    __slots__ = ("gaps", "requests", "steps")
+
+    def __init__(self) -> None:
+        self.steps = Rows(STEP_COLUMNS)
+        self.requests = Rows(REQUEST_COLUMNS)
+        self.gaps = array("d")
+        """Seconds between two tokens of one request with a preemption or a skipped step between them."""
+

@@ -1,0 +1,140 @@
+"""The naive engine that states the semantics: one step at a time, a loop over every request, nothing derived.
+
+It follows the real engine's own structure: `depth` 1 plans a step when the previous one has ended, `depth` 2 keeps
+two batches in flight (asynchronous scheduling), tokens in flight are placeholders.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Naive:
+    id: int
+    arrival_s: float
+    prompt: int
+    output: int
+    cap: int
+    computed: int = 0
+    out: int = 0  # output tokens delivered
+    placeholders: int = 0  # output tokens in flight
+    preemptions: int = 0
+    scheduled_s: float | None = None
+    token_s: list[float] = field(default_factory=list)
+    decoding: bool = False
+    done: bool = False
+
+
+@dataclass
+class NaiveStep:
+    start_s: float
+    end_s: float
+    chunks: list[tuple[int, int, int]]
+    decodes: int
+    kv_tokens: int
+
+
+class Oracle:
+    def __init__(self, policy, cost, num_blocks, block_size, asynchronous):
+        self.policy, self.cost = policy, cost
+        self.usable, self.size, self.depth = num_blocks - 1, block_size, 2 if asynchronous else 1
+        self.waiting: deque[Naive] = deque()
+        self.running: list[Naive] = []
+        self.steps: list[NaiveStep] = []
+        self.preemptions = 0
+
+    def blocks(self, tokens):
+        return -(-tokens // self.size)
+
+    def free(self):
+        return self.usable - sum(self.blocks(r.computed) for r in self.running)
+
+    def plan(self):
+        p, budget, batch, preempted = self.policy, self.policy.max_num_batched_tokens, [], False
+        limit = p.long_prefill_token_threshold or budget
+        if p.long_prefill_alone_exempt and len(self.running) + len(self.waiting) <= 1:
+            limit = budget
+        i = 0
+        while i < len(self.running) and budget > 0:
+            r = self.running[i]
+            i += 1
+            if r.out + r.placeholders >= r.cap:
+                continue  # its last token is in flight
+            n = min(r.prompt + r.out + r.placeholders - r.computed, limit, budget)
+            need = self.blocks(r.computed + n) - self.blocks(r.computed)
+            while need > self.free():
+                victim = self.running.pop()
+                self.waiting.appendleft(victim)
+                victim.computed = victim.placeholders = 0
+                victim.decoding = False
+                victim.preemptions += 1
+                self.preemptions += 1
+                preempted = True
+                if victim is r:
+                    break
+            if r not in self.running:
+                break
+            budget -= n
+            batch.append(self.schedule(r, n))
+        while self.waiting and not preempted and budget > 0 and len(self.running) < p.max_num_seqs:
+            r = self.waiting[0]
+            n = min(r.prompt + r.out, limit)
+            if n > budget and not p.enable_chunked_prefill:
+                break
+            n = min(n, budget)
+            if self.blocks(r.prompt + r.out if p.scheduler_reserve_full_isl else n) > self.free():
+                break
+            self.running.append(self.waiting.popleft())
+            budget -= n
+            batch.append(self.schedule(r, n))
+        return batch
+
+    def schedule(self, r, n):
+        before = r.computed
+        r.computed += n
+        yields = r.computed == r.prompt + r.out + r.placeholders
+        decode, r.decoding = r.decoding, r.decoding or yields
+        r.placeholders += yields
+        return r, n, before, decode, yields, r.preemptions
+
+    def run(self, requests, next_request=lambda now: None):
+        """`requests` in order of arrival; `next_request(now)` is asked for one more whenever one is done."""
+        arrivals, fresh, flight, t, everyone = deque(requests), [], deque(), 0.0, list(requests)
+        while True:
+            while arrivals and arrivals[0].arrival_s <= t:
+                self.waiting.append(arrivals.popleft())
+            while len(flight) < self.depth and (batch := self.plan()):
+                flight.append(batch)
+            self.waiting.extend(fresh)
+            if not flight:
+                if fresh:
+                    fresh = []
+                    continue
+                if not arrivals:
+                    return everyone
+                t = arrivals[0].arrival_s
+                continue
+            fresh = []
+            batch = flight.popleft()
+            chunks = [(n, before) for _, n, before, decode, _, _ in batch if not decode]
+            kv = [before for _, _, before, decode, _, _ in batch if decode]
+            start, t = t, t + self.cost.step_s(chunks, len(kv), sum(kv))
+            named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
+            self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv)))
+            for r, _, _, _, yields, preemptions in batch:
+                r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
+                if not yields or r.done:
+                    continue
+                r.out += 1
+                r.token_s.append(t)
+                if r.preemptions == preemptions:
+                    r.placeholders -= 1
+                if r.out == r.output:
+                    r.done = True
+                    (self.running if r in self.running else self.waiting).remove(r)
+                    more = next_request(t)
+                    if more is not None:
+                        fresh.append(more)
+                        everyone.append(more)
