@@ -19,19 +19,36 @@ STEP_END = 1
 """Priority of step ends and of an idle replica's wake-up."""
 
 
+class At(simpy.Event):
+    """An event that is already on its way, like SimPy's Timeout, with the functions to call when it fires."""
+
+    def __init__(self, clock: Clock, calls: list[Callable[[simpy.Event], None]]) -> None:
+        self.env = clock
+        self.callbacks = calls
+        self._value = None
+        self._ok = True
+
+
 class Clock(simpy.Environment):
     """A SimPy environment in seconds."""
 
-    def at(self, time: float, priority: int = ARRIVAL) -> simpy.Event:
-        """An event that fires at `time` (seconds, not before now); a process can yield it."""
-        event = simpy.Event(self)
-        event._ok = True
-        event._value = None
-        heappush(self._queue, (time, priority, next(self._eid), event))  # type: ignore[misc]
+    def at(self, time: float) -> At:
+        """An event at `time` (seconds, not before now) that brings work; a process yields it."""
+        event = At(self, [])
+        heappush(self._queue, (time, ARRIVAL, next(self._eid), event))  # type: ignore[misc]
         return event
 
-    def call_at(self, time: float, call: Callable[[simpy.Event], None], priority: int = STEP_END) -> simpy.Event:
-        """Call `call(event)` at `time`, without the cost of a process."""
-        event = self.at(time, priority)
-        event.callbacks.append(call)
+    def call_at(self, time: float, call: Callable[[simpy.Event], None]) -> At:
+        """Call `call(event)` at `time`, after all that arrives at that time, without the cost of a process."""
+        event = At(self, [call])
+        heappush(self._queue, (time, STEP_END, next(self._eid), event))  # type: ignore[misc]
         return event
+
+    def steps(self, events: int) -> bool:
+        """Process up to `events` events. False when none is left."""
+        try:
+            for _ in range(events):
+                self.step()
+        except simpy.core.EmptySchedule:
+            return False
+        return True

@@ -70,7 +70,8 @@ class Replica:
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
         self._lagging: list[Request] = []  # decoding requests that the previous step left out
-        self._batch: Batch | None = None  # the run in progress; None while idle
+        self.batch: Batch | None = None
+        """The plan of the run in progress; None while idle."""
         self._start_s = 0.0
         self._ends_s: Sequence[float] = ()  # end of each step of the run
         self._surplus = 0  # decodes in the batch that are already finished
@@ -88,7 +89,9 @@ class Replica:
         rejection = self._rejection(request)
         if rejection:
             self._record(request, rejection)
-        elif self._batch is None:
+            # By an event of its own: a client whose requests are all rejected would otherwise recurse.
+            self._clock.call_at(request.arrival_s, lambda _: self._on_finish(request, request.arrival_s))
+        elif self.batch is None:
             self.state.waiting.append(request)
             if self._wake is None:
                 self._wake = self._clock.call_at(request.arrival_s, self._on_wake)
@@ -109,14 +112,14 @@ class Replica:
                 batch.preempted[:0] = preempted
                 again = False
         if batch.empty:
-            self._batch = None
+            self.batch = None
             return False
         for request, _, _ in batch.chunks:
             if request.scheduled_s != request.scheduled_s:
                 request.scheduled_s = now
         if batch.preempted or batch.skipped:
             self._mark_gaps(batch, now)
-        self._batch = batch
+        self.batch = batch
         self._start_s = now
         self._interruptible = False
         line = None if batch.chunks or batch.preempted or batch.skipped or again else self._cost.decode_line(batch.decodes)
@@ -130,8 +133,9 @@ class Replica:
 
     def finish_run(self) -> list[Request]:
         """The run in progress has ended: give out its tokens. Returns the requests that finished."""
-        batch, ends, state, log = self._batch, self._ends_s, self.state, self._log
+        batch, ends, state, log = self.batch, self._ends_s, self.state, self._log
         assert batch is not None
+        chunks, start_s = batch.chunks, self._start_s
         decodes, kv = state.decodes, state.kv
         steps, now = len(ends), ends[-1]
         blocks = kv.usable - kv.free
@@ -146,20 +150,21 @@ class Replica:
         if batch.skipped or self._lagging:
             gaps -= self._catch_up_skipped(batch, now)
         prefill_tokens = 0
-        for request, tokens, _ in batch.chunks:
+        for request, tokens, _ in chunks:
             prefill_tokens += tokens
             if request.computed == request.target:
                 output_tokens += 1
                 self._first_token(request, now, last_step)
-        log.steps.append(
-            (
+        rows = log.steps
+        rows.extend(
+            rows.pack(
                 self.index,
                 first_step,
-                self._start_s,
+                start_s,
                 now,
                 steps,
-                ends[0] - self._start_s,
-                len(batch.chunks),
+                ends[0] - start_s,
+                len(chunks),
                 prefill_tokens,
                 batch.decodes,
                 batch.kv_tokens,
@@ -193,7 +198,7 @@ class Replica:
     def _on_wake(self, event: Event) -> None:
         if event is not self._wake:
             return  # the run was cut short since
-        if self._batch is None:
+        if self.batch is None:
             finished, now = [], self._clock.now
         else:
             now = self._ends_s[-1]
@@ -297,8 +302,9 @@ class Replica:
 
     def _record(self, request: Request, rejection: int = 0) -> None:
         outcome = rejection or (0 if request.output_tokens == request.max_tokens else 1)
-        self._log.requests.append(
-            (
+        rows = self._log.requests
+        rows.extend(
+            rows.pack(
                 request.id,
                 request.replica,
                 request.arrival_s,

@@ -1,11 +1,12 @@
 """What each replica did, and what became of each request: rows appended while the simulation runs, columns after it.
 
-Rows go into flat float64 arrays, since a million requests must fit into memory; integers are exact in them.
+Rows are flat float64 numbers, since a million requests must fit into memory; integers are exact in them.
 """
 
 from __future__ import annotations
 
 from array import array
+from struct import Struct
 
 import numpy as np
 import numpy.typing as npt
@@ -56,21 +57,24 @@ FINISHED = 2
 
 
 class Rows:
-    """A growing table of float64 rows."""
+    """A growing table of float64 rows: `extend(pack(...))` appends one, a number a column.
 
-    __slots__ = ("append", "columns", "_data")
+    Packed bytes, because that is four times faster than an array's `extend` and this is in the hot loop.
+    """
+
+    __slots__ = ("columns", "extend", "pack", "_data")
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self.columns = columns
-        self._data = array("d")
-        self.append = self._data.extend
-        """Append one row: an iterable of one number a column."""
+        self._data = bytearray()
+        self.extend = self._data.extend
+        self.pack = Struct(f"{len(columns)}d").pack
 
     def __len__(self) -> int:
-        return len(self._data) // len(self.columns)
+        return len(self._data) // (8 * len(self.columns))
 
     def table(self) -> dict[str, npt.NDArray[np.float64]]:
-        """The columns by name, as views on the rows' memory: append nothing after this."""
+        """The columns by name, as views on the rows' memory: append nothing while they live."""
         rows = np.frombuffer(self._data, dtype=np.float64).reshape(-1, len(self.columns))
         return {name: rows[:, i] for i, name in enumerate(self.columns)}
 

@@ -1,0 +1,94 @@
+"""All replicas behind one router, and the run itself: from the first arrival until nothing is left to do."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sim.clock import Clock
+from sim.kvcache import KVCache
+from sim.replica import Replica, StepCost
+from sim.request import Request
+from sim.routers import ROUTERS
+from sim.schedulers import Scheduler
+from sim.source import Source
+from sim.state import State
+from sim.steplog import Log
+from servecast.errors import ServecastError
+
+EVENTS_PER_CHECK = 20_000
+"""SimPy events between two looks at the wall clock side: progress and the wish to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Equal replicas: how many, and what each is made of. `num_blocks` KV blocks of `block_size` tokens a replica."""
+
+    replicas: int
+    scheduler: Scheduler
+    cost: StepCost
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    asynchronous: bool
+
+
+class Cluster:
+    """One simulation. `run` it once; `log` holds what happened."""
+
+    def __init__(self, source: Source, pool: Pool, router: str) -> None:
+        self.log = Log()
+        self.submitted = 0
+        self._source = source
+        self._clock = Clock()
+        self.replicas = [
+            Replica(
+                index,
+                self._clock,
+                State(KVCache(pool.num_blocks, pool.block_size)),
+                pool.scheduler,
+                pool.cost,
+                self.log,
+                source.on_finish,
+                max_model_len=pool.max_model_len,
+                asynchronous=pool.asynchronous,
+            )
+            for index in range(pool.replicas)
+        ]
+        self._route = ROUTERS[router](self.replicas)
+
+    def run(self, keep_going: Callable[[int, float], bool] = lambda done, now: True) -> bool:
+        """Simulate to the end. `keep_going(requests done, simulated seconds)` is asked now and then; False stops the run.
+
+        Returns whether the run came to its end. Raises ServecastError when work is left that no replica can start.
+        """
+        clock, submit = self._clock, self._submit
+        clock.process(self._source.start(clock, submit))
+        requests = self.log.requests
+        gc.collect()
+        gc.freeze()  # the workload is there to stay: do not walk it again and again
+        try:
+            while clock.steps(EVENTS_PER_CHECK):
+                if not keep_going(len(requests), clock.now):
+                    return False
+        finally:
+            gc.unfreeze()
+        if len(requests) != self._source.total:
+            raise ServecastError(self._stuck())
+        return True
+
+    def _submit(self, request: Request) -> None:
+        self.submitted += 1
+        self._route(request).submit(request)
+
+    def _stuck(self) -> str:
+        states = "; ".join(
+            f"replica {r.index}: {len(r.state.waiting)} waiting, {len(r.state.running)} running, {r.state.kv.free} of {r.state.kv.usable} KV blocks free"
+            for r in self.replicas
+            if r.in_flight
+        )
+        done = len(self.log.requests)
+        return f"no progress: after {done} of {self._source.total} requests no replica has anything it can run ({states})"
+
+

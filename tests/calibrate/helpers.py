@@ -1,0 +1,26 @@
+"""Short ways to the objects that these tests need."""
+
+from __future__ import annotations
+
+from calibrate.cost import DatasheetCost, datasheet_cost
+from calibrate.engine import EngineSpec, resolve_engine
+from calibrate.hardware import Gpu, load_gpu
+from calibrate.layout import Parallelism
+from calibrate.memory import MemoryPlan, plan_memory
+from calibrate.model import ModelSpec, load_model
+
+
+def parts(
+    model: str, gpu: str, tp: int = 1, preset: str = "vllm-0.19", **options: object
+) -> tuple[ModelSpec, Parallelism, Gpu, EngineSpec]:
+    """Model, layout, GPU and engine by name."""
+    spec, card = load_model(model), load_gpu(gpu)
+    return spec, Parallelism(tp), card, resolve_engine({"preset": preset, **options}, card, spec)
+
+
+def cost(model: str = "llama-3.1-8b", gpu: str = "h100-sxm", **others: object) -> DatasheetCost:
+    return datasheet_cost(*parts(model, gpu, **others))  # type: ignore[arg-type]
+
+
+def plan(model: str = "llama-3.1-8b", gpu: str = "h100-sxm", **others: object) -> MemoryPlan:
+    return plan_memory(*parts(model, gpu, **others))  # type: ignore[arg-type]

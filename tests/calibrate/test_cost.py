@@ -1,0 +1,153 @@
+"""Physics guards of the datasheet cost, and the exactness that the simulation relies on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibrate.cost import DatasheetCost, datasheet_cost
+from calibrate.operators import prefill_attention, step_operators, step_work
+from servecast.errors import ServecastError
+from tests.calibrate.helpers import cost, parts
+
+CASES = [
+    ("llama-3.1-8b", "h100-sxm", 1, "vllm-0.19"),
+    ("llama-3.1-8b", "h100-sxm", 1, "vllm-0.10"),
+    ("qwen2.5-0.5b", "rtx-3090", 1, "vllm-0.32"),
+    ("llama-3.1-70b", "a100-sxm", 4, "vllm-0.15"),
+    ("qwen3-32b", "mi300x", 2, "vllm-0.19"),
+]
+case = st.sampled_from(CASES)
+chunk = st.tuples(st.integers(1, 512), st.integers(0, 100_000))
+chunks = st.lists(chunk, max_size=3)
+guard = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+@cache
+def priced(model: str, gpu: str, tp: int, preset: str) -> DatasheetCost:
+    return cost(model, gpu, tp=tp, preset=preset)
+
+
+@guard
+@given(case, chunks, st.integers(0, 200), st.integers(0, 5_000_000))
+def test_never_faster_than_the_hardware(
+    c: tuple[str, str, int, str], work: list[tuple[int, int]], decodes: int, kv: int
+) -> None:
+    model, layout, gpu, _ = parts(c[0], c[1], tp=c[2], preset=c[3])
+    seconds = priced(*c).step_s(work, decodes, kv if decodes else 0)
+    assert math.isfinite(seconds)
+    if work or decodes:
+        done = step_work(model, layout, work, decodes, kv)
+        assert seconds >= max(done.flops / gpu.flops["bf16"], done.hbm_bytes / gpu.bandwidth_bytes_per_s)
+
+
+@guard
+@given(case, chunks, st.integers(1, 200), st.integers(0, 5_000_000), chunk)
+def test_more_work_never_costs_less(
+    c: tuple[str, str, int, str], work: list[tuple[int, int]], decodes: int, kv: int, extra: tuple[int, int]
+) -> None:
+    model = priced(*c)
+    base = model.step_s(work, decodes, kv)
+    assert model.step_s([*work, extra], decodes, kv) >= base
+    assert model.step_s(work, decodes + 1, kv) >= base
+    assert model.step_s(work, decodes, kv + 1000) >= base
+    for i, (q, context) in enumerate(work):
+        assert model.step_s([*work[:i], (q + 1, context), *work[i + 1 :]], decodes, kv) >= base
+        assert model.step_s([*work[:i], (q, context + 1), *work[i + 1 :]], decodes, kv) >= base
+
+
+@guard
+@given(case, st.integers(1, 256), st.integers(0, 10_000_000))
+def test_pure_decode_is_the_line_bit_for_bit(c: tuple[str, str, int, str], decodes: int, kv: int) -> None:
+    model = priced(*c)
+    a, b, floor = model.decode_line(decodes)
+    assert model.step_s((), decodes, kv) == max(floor, a + b * kv)
+    assert type(a) is type(b) is type(floor) is float
+
+
+def test_lookups_are_plain_floats_up_to_the_engine_s_limits() -> None:
+    model = cost(max_num_seqs=8, max_num_batched_tokens=64)
+    assert len(model.tokens_s) == 65
+    assert len(model.samples_s) == len(model.decode_s) == len(model.floor_s) == 9
+    assert type(model.tokens_s[3]) is float
+    assert model.step_s((), 0, 0) == 0.0
+
+
+def test_a_long_prompt_cannot_beat_the_tensor_cores() -> None:
+    assert cost().step_s([(8192, 0)], 0, 0) >= 0.133
+
+
+def test_chunks_of_a_prompt_do_the_prompt_s_work() -> None:
+    model, layout, _, _ = parts("llama-3.1-8b", "h100-sxm")
+    whole = prefill_attention(model, layout, 8192, 0).flops
+    assert whole == 4 * 32 * 32 * 128 * 8192 * 8193 / 2
+    assert sum(prefill_attention(model, layout, 2048, at).flops for at in range(0, 8192, 2048)) == whole
+
+
+def test_mixed_batches_are_one_gemm() -> None:
+    model = cost()
+    mixed = model.step_s([(256, 0)], 64, 64_000)
+    assert mixed < model.step_s([(256, 0)], 0, 0) + model.step_s((), 64, 64_000), "the weights are read once"
+
+
+def test_decode_becomes_compute_bound_at_large_batch() -> None:
+    model = cost()
+
+    def per_sequence(n: int) -> float:
+        return model.step_s((), n, 0) / n
+
+    assert per_sequence(1) > 25 * per_sequence(32)  # bandwidth-bound: nearly free to batch
+    assert per_sequence(1024) > 0.75 * per_sequence(512)  # compute-bound: no longer
+    spec, layout, gpu, _ = parts("llama-3.1-8b", "h100-sxm")
+    gemms = [op for op in step_operators(spec, layout) if op.name == "gate_up"]
+    assert gemms[0].flops_per_row * 1024 / gpu.flops["bf16"] > gemms[0].fixed_bytes / gpu.bandwidth_bytes_per_s
+
+
+def test_weights_read_are_the_model_s() -> None:
+    spec, layout, _, _ = parts("llama-3.1-8b", "h100-sxm")
+    read = sum(op.fixed_bytes for op in step_operators(spec, layout))
+    norms = (2 * spec.layers + 1) * spec.hidden
+    assert read == 2 * (spec.params - spec.vocab * spec.hidden - norms), "all but the embedding table and the norms"
+
+
+def test_synchronous_engines_add_the_host_and_asynchronous_ones_overlap_it() -> None:
+    sync, overlapped = cost(preset="vllm-0.10"), cost(preset="vllm-0.15")
+    assert sync.step_s((), 64, 1000) > overlapped.step_s((), 64, 1000)
+    assert sync.decode_line(8)[2] == 0.0
+    tiny = cost("qwen2.5-0.5b")
+    assert tiny.step_s((), 1, 10) == tiny.decode_line(1)[2], "a small model on a fast GPU waits for the host"
+
+
+def test_sampling_scales_with_sequences_not_tokens() -> None:
+    model = cost()
+    one, many = model.step_s([(512, 0)], 0, 0), model.step_s([(8, 0)] * 64, 0, 0)
+    assert model.samples_s[64] > model.samples_s[1]
+    assert many != one
+
+
+def test_measured_single_request_decode() -> None:
+    # vLLM blog 2026-04-22, one request: H100 6.44 ms + 4.37e-5 ms a token (also used for the bubble), B200 3.93 + 1.80e-5
+    for gpu, at_zero, slope in (("h100-sxm", 6.44, 4.37e-5), ("b200-sxm", 3.93, 1.80e-5)):
+        a, b, _ = cost(gpu=gpu).decode_line(1)
+        assert a * 1e3 == pytest.approx(at_zero, rel=0.1)
+        assert b * 1e3 == pytest.approx(slope, rel=0.1)
+
+
+def test_tensor_parallelism_pays_for_its_all_reduce() -> None:
+    one, two = cost("llama-3.1-8b", "l40s"), cost("llama-3.1-8b", "l40s", tp=2)
+    assert one.step_s((), 1, 100) / 2 < two.step_s((), 1, 100) < one.step_s((), 1, 100)
+    assert two.step_s([(2048, 0)], 0, 0) > one.step_s([(2048, 0)], 0, 0) / 2
+
+
+def test_provenance_and_refusal() -> None:
+    provenance = cost().provenance
+    assert provenance["kind"] == "datasheet"
+    assert provenance["accuracy"] == "not yet validated"
+    spec, layout, gpu, engine = parts("llama-3.1-8b", "h100-sxm")
+    with pytest.raises(ServecastError, match="fp32 weights are not priced"):
+        datasheet_cost(dataclasses.replace(spec, dtype="fp32"), layout, gpu, engine)

@@ -1,0 +1,108 @@
+"""Presets, their defaults by GPU class, and every refusal; layouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from calibrate.engine import preset_names, resolve_engine
+from calibrate.hardware import load_gpu
+from calibrate.layout import Parallelism, check_layout
+from calibrate.model import load_model
+from servecast.errors import ServecastError
+from tests.calibrate.helpers import parts
+
+MODEL = "llama-3.1-8b"
+
+
+def refusal(gpu: str = "h100-sxm", **options: object) -> str:
+    with pytest.raises(ServecastError) as error:
+        resolve_engine({"preset": "vllm-0.19", **options}, load_gpu(gpu), load_model(MODEL))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize(
+    ("gpu", "tokens", "seqs"),
+    [("h100-sxm", 8192, 1024), ("h200-sxm", 8192, 1024), ("a100-sxm", 2048, 256), ("l4", 2048, 256),
+     ("rtx-4090", 2048, 256), ("b200-sxm", 8192, 1024), ("mi300x", 8192, 1024)],
+)  # fmt: skip
+def test_defaults_by_version_and_gpu(preset: str, gpu: str, tokens: int, seqs: int) -> None:
+    engine = parts(MODEL, gpu, preset=preset)[3]
+    large = preset == "vllm-0.32" and gpu in ("b200-sxm", "mi300x")
+    assert (engine.max_num_batched_tokens, engine.max_num_seqs) == (16384 if large else tokens, seqs)
+    assert engine.gpu_memory_utilization == (0.92 if preset == "vllm-0.32" else 0.9)
+    assert engine.async_scheduling is (preset != "vllm-0.10")
+    assert engine.scheduler_reserve_full_isl is (preset in ("vllm-0.19", "vllm-0.32"))
+    assert engine.long_prefill_alone_exempt is (preset == "vllm-0.32")
+    assert (engine.block_size, engine.max_model_len, engine.enable_chunked_prefill) == (16, 131072, True)
+    assert any("prefix caching is not modelled" in note for note in engine.notes)
+
+
+def test_sources_say_where_a_value_came_from() -> None:
+    engine = parts(MODEL, "h100-sxm", max_num_seqs=64)[3]
+    assert engine.sources["max_num_seqs"] == "user"
+    assert "v0.19.1" in engine.sources["max_num_batched_tokens"]
+
+
+def test_defaults_are_capped() -> None:
+    assert parts(MODEL, "h100-sxm", max_num_batched_tokens=512)[3].max_num_seqs == 512
+    assert parts(MODEL, "h100-sxm", max_num_seqs=2, max_model_len=1000)[3].max_num_batched_tokens == 2000
+    whole = parts(MODEL, "h100-sxm", enable_chunked_prefill=False)[3]
+    assert whole.max_num_batched_tokens == 131072
+
+
+def test_unlisted_versions_resolve_downwards() -> None:
+    assert parts(MODEL, "l4", preset="vllm-0.17")[3].preset == "vllm-0.15"
+    engine = parts(MODEL, "l4", preset="vllm-0.24.1")[3]
+    assert engine.preset == "vllm-0.19"
+    assert "vllm-0.24.1" in engine.notes[0]
+    assert parts(MODEL, "l4", preset="vllm-0.19.1")[3].preset == "vllm-0.19"
+    assert "older than the oldest" in refusal(preset="vllm-0.9.2")
+    assert "vllm-0.10" in refusal(preset="sglang-0.5")
+    assert "not a preset" in refusal(preset=None)
+
+
+def test_unmodelled_and_unknown_options() -> None:
+    for option, value in {
+        "enable_prefix_caching": True, "kv_cache_dtype": "fp8", "quantization": "fp8", "speculative_config": {},
+        "enable_lora": True, "swap_space": 4, "cpu_offload_gb": 10, "scheduling_policy": "priority",
+        "watermark": 0.05, "max_num_partial_prefills": 2, "enforce_eager": True, "pipeline_parallel_size": 2,
+        "long_prefill_token_threshold_adaptive": True,
+    }.items():  # fmt: skip
+        assert f"engine.{option}: {value!r} is not modelled yet" in refusal(**{option: value})
+    off = parts(MODEL, "h100-sxm", enable_prefix_caching=False)[3]
+    assert "on by default" not in off.notes[-1]
+    assert "did you mean 'max_num_seqs'" in refusal(max_num_sequences=3)
+    assert "vllm-0.10 does not have" in refusal(preset="vllm-0.10", scheduler_reserve_full_isl=True)
+    assert "experimental" in refusal(preset="vllm-0.10", async_scheduling=True)
+    assert "always chunks" in refusal(preset="vllm-0.10", enable_chunked_prefill=False)
+    assert "cluster.tp" in refusal(tensor_parallel_size=2)
+
+
+def test_values_are_checked_all_at_once() -> None:
+    text = refusal(max_num_seqs=True, max_num_batched_tokens=1.5, max_model_len=0, block_size=7,
+                   gpu_memory_utilization=1.2, async_scheduling=1)  # fmt: skip
+    for option in ("max_num_seqs is True", "max_num_batched_tokens is 1.5", "max_model_len is 0", "block_size is 7",
+                   "gpu_memory_utilization is 1.2", "async_scheduling is 1"):  # fmt: skip
+        assert option in text
+    assert "gpu_memory_utilization is nan" in refusal(gpu_memory_utilization=float("nan"))
+    assert "gpu_memory_utilization is True" in refusal(gpu_memory_utilization=True)
+
+
+def test_startup_checks() -> None:
+    assert "below max_num_seqs" in refusal(max_num_seqs=1000, max_num_batched_tokens=500)
+    assert "chunked prefill off" in refusal(enable_chunked_prefill=False, max_num_batched_tokens=2048)
+    assert "above max_model_len" in refusal(max_model_len=1000, long_prefill_token_threshold=1001)
+    assert "above the 131072" in refusal(max_model_len=131073)
+
+
+def test_layouts() -> None:
+    model, gpu = load_model(MODEL), load_gpu("h100-sxm")
+    for tp in (1, 2, 4, 8):
+        assert check_layout(model, Parallelism(tp), gpu) == []
+    assert "whole number" in check_layout(model, Parallelism(0), gpu)[0]
+    assert "allows tp 1, 2, 4, 8" in check_layout(model, Parallelism(3), gpu)[0]
+    assert any("exceeds the 8" in problem for problem in check_layout(model, Parallelism(16), gpu))
+    qwen = load_model("qwen2.5-7b")  # 28 heads, 4 KV heads
+    assert any("28" in problem for problem in check_layout(qwen, Parallelism(8), gpu))
+    assert Parallelism(4).gpus == 4
