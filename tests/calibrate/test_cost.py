@@ -131,7 +131,7 @@ def test_sampling_scales_with_sequences_not_tokens() -> None:
 
 
 def test_measured_single_request_decode() -> None:
-    # vLLM blog 2026-04-22, one request: H100 6.44 ms + 4.37e-5 ms a token (also used for the bubble), B200 3.93 + 1.80e-5
+    # vLLM blog 2026-04-22, one request, ms + ms a token; the H100 row also set the bubble
     for gpu, at_zero, slope in (("h100-sxm", 6.44, 4.37e-5), ("b200-sxm", 3.93, 1.80e-5)):
         a, b, _ = cost(gpu=gpu).decode_line(1)
         assert a * 1e3 == pytest.approx(at_zero, rel=0.1)

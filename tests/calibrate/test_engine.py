@@ -14,9 +14,9 @@ from tests.calibrate.helpers import parts
 MODEL = "llama-3.1-8b"
 
 
-def refusal(gpu: str = "h100-sxm", **options: object) -> str:
+def refusal(**options: object) -> str:
     with pytest.raises(ServecastError) as error:
-        resolve_engine({"preset": "vllm-0.19", **options}, load_gpu(gpu), load_model(MODEL))
+        resolve_engine({"preset": "vllm-0.19", **options}, load_gpu("h100-sxm"), load_model(MODEL))
     return str(error.value)
 
 

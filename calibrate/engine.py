@@ -1,0 +1,219 @@
+"""The serving engine that is imitated: a preset's defaults (version and GPU class) plus what the user wrote.
+
+Knows vLLM's option names, defaults and validations, and the source of each value; not how a scheduler uses them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from calibrate.catalog import read
+from calibrate.hardware import GIB, Gpu
+from calibrate.model import ModelSpec
+from servecast.errors import ServecastError, nearest, one_of
+
+INTEGERS = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 1, "block_size": 1,
+            "long_prefill_token_threshold": 0, "num_gpu_blocks_override": 1}  # fmt: skip
+FLAGS = ("enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling")
+ELSEWHERE = {"tensor_parallel_size": "cluster.tp", "model": "model", "served_model_name": "model"}
+MODELLED = ("preset", *INTEGERS, "gpu_memory_utilization", *FLAGS)
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """CPU seconds of one step: a synchronous engine adds `sync_*` to the GPU time, an asynchronous one overlaps
+    `async_*` with it and adds `bubble_s`. Evidence and assumptions: `engines.yaml`."""
+
+    sync_base_s: float
+    sync_per_sequence_s: float
+    async_base_s: float
+    async_per_sequence_s: float
+    bubble_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Every engine option that matters here, resolved. Names are vLLM's own.
+
+    `sources` says for each option where its value came from ("user", or the preset's source); `notes` what was
+    resolved and what is not modelled. Rules of the version, not options: `long_prefill_alone_exempt` (the threshold
+    does not bind the only request) and `override_holds_one_sequence` (it refuses to start on an overridden KV pool
+    that cannot hold `max_model_len` tokens).
+    """
+
+    preset: str
+    engine: str
+    version: str
+    scheduler: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    gpu_memory_utilization: float
+    enable_chunked_prefill: bool
+    long_prefill_token_threshold: int
+    long_prefill_alone_exempt: bool
+    scheduler_reserve_full_isl: bool
+    async_scheduling: bool
+    num_gpu_blocks_override: int | None
+    override_holds_one_sequence: bool
+    host: HostTime
+    cuda_graph_bytes: int
+    sources: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def preset_names() -> list[str]:
+    """The presets of the catalogue, oldest first."""
+    return list(read("engines")["presets"])
+
+
+def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) -> EngineSpec:
+    """The engine that `options` (only what the user wrote, 'preset' included) describe on this GPU and model.
+
+    Raises `ServecastError` with every problem: unknown preset or option, an option that is not modelled or that the
+    version does not have, a value of the wrong kind, and vLLM's own start-up checks.
+    """
+    name, notes = _resolve_preset(options.get("preset"))
+    preset = read("engines")["presets"][name]
+    user = {key: value for key, value in options.items() if key != "preset"}
+    problems = [problem for key, value in user.items() if (problem := _refusal(key, value, name, preset))]
+    values: dict[str, Any] = {key: value for key, value in user.items() if key in MODELLED}
+    if problems:
+        raise ServecastError(*problems)
+    sources = dict.fromkeys(values, "user")
+
+    def default(key: str, value: object, why: str = "") -> None:
+        if key not in values:
+            values[key] = value
+            sources[key] = f"{preset['source']} default{why}"
+
+    for key, value in preset["defaults"].items():
+        default(key, value)
+    default("max_model_len", model.max_position, " (the model's longest sequence)")
+    default("num_gpu_blocks_override", None)
+    _batch_defaults(values, default, gpu, preset)
+    problems = _startup_checks(values, preset, model)
+    if problems:
+        raise ServecastError(*problems)
+    notes.append(
+        "prefix caching is not modelled: prompts share nothing and a preempted request recomputes everything"
+        + ("" if "enable_prefix_caching" in user else " (the real engine has it on by default)")
+    )
+    return EngineSpec(
+        preset=name,
+        engine="vllm",
+        version=preset["source"].removeprefix("vLLM v"),
+        scheduler=preset["scheduler"],
+        override_holds_one_sequence=preset["override_holds_one_sequence"],
+        long_prefill_alone_exempt=preset["long_prefill_alone_exempt"],
+        host=HostTime(**{f"{key}_s": value for key, value in preset["host"].items()}),
+        cuda_graph_bytes=round(preset["cuda_graph_gib"] * GIB),
+        sources=sources,
+        notes=tuple(notes),
+        **{**values, "gpu_memory_utilization": float(values["gpu_memory_utilization"])},
+    )
+
+
+def _resolve_preset(word: object) -> tuple[str, list[str]]:
+    """The preset for `word`, and a note when its version is not listed and the nearest lower one stands in."""
+    known = preset_names()
+    if word in known:
+        return str(word), []
+    match = re.fullmatch(r"vllm-(\d+)\.(\d+)(?:\.\d+)?", word) if isinstance(word, str) else None
+    if not match:
+        hint = nearest(word, known) if isinstance(word, str) else ""
+        raise ServecastError(f"engine.preset: {word!r} is not a preset{hint}; known: {one_of(known)}")
+    wanted = (int(match[1]), int(match[2]))
+    lower = [name for name in known if _version(name) <= wanted]
+    if not lower:
+        raise ServecastError(f"engine.preset: {word!r} is older than the oldest preset; known: {one_of(known)}")
+    if _version(lower[-1]) == wanted:
+        return lower[-1], [f"{word} uses the preset {lower[-1]}"]
+    return lower[-1], [f"{word} is not a preset: resolved to {lower[-1]}, the nearest lower version"]
+
+
+def _version(preset: str) -> tuple[int, int]:
+    major, minor = preset.removeprefix("vllm-").split(".")
+    return int(major), int(minor)
+
+
+def _refusal(key: str, value: object, name: str, preset: Mapping[str, Any]) -> str | None:
+    """Why this option or its value cannot be taken, or None."""
+    unmodelled = read("engines")["unmodelled"]
+    where = f"engine.{key}"
+    if key in unmodelled:
+        neutral = unmodelled[key]["neutral"]
+        if any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral):
+            return None
+        words = one_of("null" if n is None else str(n).lower() for n in neutral)
+        return f"{where}: {value!r} is not modelled yet; {f'only {words} is accepted' if words else 'leave it out'}"
+    if key in ELSEWHERE:
+        return f"{where}: set it as {ELSEWHERE[key]} in the scenario"
+    if key not in MODELLED:
+        return f"{where}: unknown option{nearest(key, [*MODELLED, *unmodelled])}; modelled: {one_of(MODELLED)}"
+    if key in preset["absent"]:
+        return f"{where}: {name} does not have this option; take it out or use a later preset"
+    if key in preset["fixed"] and value != preset["defaults"][key]:
+        return f"{where}: {value!r} cannot be set in {name}: {preset['fixed'][key]}"
+    if key in FLAGS:
+        return None if isinstance(value, bool) else f"{where} is {value!r}; expected true or false"
+    if isinstance(value, bool):
+        return f"{where} is {value!r}; expected a number"
+    if key == "gpu_memory_utilization":
+        good = isinstance(value, (int, float)) and 0 < value <= 1
+        return None if good else f"{where} is {value!r}; expected a share above 0 and at most 1, such as 0.9"
+    if key == "num_gpu_blocks_override" and value is None:
+        return None
+    if not isinstance(value, int) or value < INTEGERS[key]:
+        return f"{where} is {value!r}; expected a whole number of at least {INTEGERS[key]}"
+    if key == "block_size" and value not in preset["block_sizes"]:
+        return f"{where} is {value}; {name} allows {one_of(map(str, preset['block_sizes']))}"
+    return None
+
+
+def _batch_defaults(values: dict[str, Any], default: Callable[..., None], gpu: Gpu, preset: Mapping[str, Any]) -> None:
+    """vLLM's defaults for max_num_batched_tokens and max_num_seqs, with the caps it puts on its own defaults only."""
+    rule = next(
+        rule
+        for rule in preset["batch_defaults"]
+        if gpu.visible_bytes >= rule["min_memory_gib"] * GIB
+        and not ("except" in rule and rule["except"] in gpu.name.lower())
+    )
+    tokens, seqs = rule["max_num_batched_tokens"], rule["max_num_seqs"]
+    why = f" for {gpu.visible_bytes / GIB:.0f} GiB"
+    if not values["enable_chunked_prefill"]:
+        tokens = max(tokens, values["max_model_len"])
+    if preset["default_tokens_fit_sequences"]:
+        tokens = min(tokens, values.get("max_num_seqs", seqs) * values["max_model_len"])
+    default("max_num_batched_tokens", tokens, why)
+    default("max_num_seqs", min(seqs, values["max_num_batched_tokens"]), why)
+
+
+def _startup_checks(values: Mapping[str, Any], preset: Mapping[str, Any], model: ModelSpec) -> list[str]:
+    """vLLM's checks of one option against another, each with what to change."""
+    tokens, seqs, length = values["max_num_batched_tokens"], values["max_num_seqs"], values["max_model_len"]
+    threshold = values["long_prefill_token_threshold"]
+    problems = []
+    if tokens < seqs:
+        problems.append(
+            f"engine.max_num_batched_tokens {tokens} is below max_num_seqs {seqs}: "
+            f"raise it to at least {seqs}, or lower max_num_seqs to {tokens}"
+        )
+    if not values["enable_chunked_prefill"] and tokens < length:
+        problems.append(
+            f"engine.max_num_batched_tokens {tokens} is below max_model_len {length} with chunked prefill off: "
+            f"raise it to {length}, lower max_model_len to {tokens}, or leave chunked prefill on"
+        )
+    if threshold > length:
+        problems.append(
+            f"engine.long_prefill_token_threshold {threshold} is above max_model_len {length}: lower it (0 is off)"
+        )
+    if length > model.max_position:
+        problems.append(
+            f"engine.max_model_len {length} is above the {model.max_position} tokens that {model.name} allows"
+        )
+    return problems
