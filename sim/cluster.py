@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from sim.clock import Clock
 from sim.kvcache import KVCache
 from sim.replica import Replica, StepCost
-from sim.request import Request
 from sim.routers import ROUTERS
 from sim.schedulers import Scheduler
 from sim.source import Source
@@ -39,7 +38,6 @@ class Cluster:
 
     def __init__(self, source: Source, pool: Pool, router: str) -> None:
         self.log = Log()
-        self.submitted = 0
         self._source = source
         self._clock = Clock()
         self.replicas = [
@@ -56,17 +54,16 @@ class Cluster:
             )
             for index in range(pool.replicas)
         ]
-        self._route = ROUTERS[router](self.replicas)
+        self._submit = ROUTERS[router](self.replicas)
 
     def run(self, keep_going: Callable[[int, float], bool] = lambda done, now: True) -> bool:
         """Simulate to the end. `keep_going(requests done, simulated seconds)` is asked now and then; False stops the run.
 
         Returns whether the run came to its end. Raises ServecastError when work is left that no replica can start.
         """
-        clock, submit = self._clock, self._submit
-        clock.process(self._source.start(clock, submit))
+        clock = self._clock
+        clock.process(self._source.start(clock, self._submit))
         requests = self.log.requests
-        gc.collect()
         gc.freeze()  # the workload is there to stay: do not walk it again and again
         try:
             while clock.steps(EVENTS_PER_CHECK):
@@ -78,9 +75,10 @@ class Cluster:
             raise ServecastError(self._stuck())
         return True
 
-    def _submit(self, request: Request) -> None:
-        self.submitted += 1
-        self._route(request).submit(request)
+    @property
+    def submitted(self) -> int:
+        """Requests that have arrived so far: done, rejected, waiting or running."""
+        return len(self.log.requests) + sum(r.in_flight for r in self.replicas)
 
     def _stuck(self) -> str:
         states = "; ".join(

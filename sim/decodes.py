@@ -15,10 +15,10 @@ class Decodes:
     """Counts over the decoding requests, as they stand before the next step.
 
     `count` requests, `kv_tokens` tokens in KV over all of them; `finishing[step]` the requests whose last token that
-    step yields (prefills that yield their only token included).
+    step yields (prefills that yield their only token included); `next_finish` a step before which none does, or -1.
     """
 
-    __slots__ = ("block_size", "count", "finishing", "kv_tokens", "phases", "_finish_steps")
+    __slots__ = ("_finish_steps", "block_size", "count", "finishing", "kv_tokens", "next_finish", "phases")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -26,6 +26,7 @@ class Decodes:
         self.kv_tokens = 0
         self.phases = [0] * block_size  # phases[p]: requests that need a block in every step j with j % block_size == p
         self.finishing: dict[int, list[Request]] = {}
+        self.next_finish = -1
         self._finish_steps: list[int] = []  # a heap; may hold steps whose requests are gone
 
     def will_finish(self, request: Request, step: int) -> None:
@@ -35,19 +36,16 @@ class Decodes:
         if bucket is None:
             self.finishing[step] = [request]
             heappush(self._finish_steps, step)
+            if self.next_finish < 0 or step < self.next_finish:
+                self.next_finish = step
         else:
             bucket.append(request)
 
-    def next_finish(self) -> int:
-        """A step before which no decoding request finishes; -1 when there is none."""
-        return self._finish_steps[0] if self._finish_steps else -1
-
     def finished(self, step: int) -> list[Request]:
-        """Take the requests that finish in `step`, in order of admission (the engine's batch order)."""
+        """Take the requests that finish in `step` == `next_finish`, in order of admission (the engine's batch order)."""
         steps = self._finish_steps
-        if not steps or steps[0] > step:
-            return []
         heappop(steps)
+        self.next_finish = steps[0] if steps else -1
         bucket = self.finishing.pop(step)
         if len(bucket) > 1:
             bucket.sort(key=_ticket)

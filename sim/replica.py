@@ -104,28 +104,35 @@ class Replica:
         """Plan at `now` and begin the next step or run of steps. False: there is nothing to do, the replica is idle."""
         state = self.state
         batch = self._scheduler.plan(state)
-        again = False  # the next plan knows more than this one did
+        single = False  # the next plan knows more than this one did, so this is a run of one step
         if self._ended or self._incoming:
-            again = self._catch_up(batch)
-            if batch.empty and again:  # an empty step takes no time
+            single = self._catch_up(batch)
+            if single and not (batch.decodes or batch.chunks):  # an empty step takes no time
                 preempted, batch = batch.preempted, self._scheduler.plan(state)
                 batch.preempted[:0] = preempted
-                again = False
-        if batch.empty:
-            self.batch = None
-            return False
-        for request, _, _ in batch.chunks:
-            if request.scheduled_s != request.scheduled_s:
-                request.scheduled_s = now
+                single = False
         if batch.preempted or batch.skipped:
             self._mark_gaps(batch, now)
+            single = True
+        decodes = batch.decodes
+        if batch.chunks:
+            chunks = []
+            for request, tokens, context in batch.chunks:
+                chunks.append((tokens, context))
+                if request.scheduled_s != request.scheduled_s:
+                    request.scheduled_s = now
+            line = None
+        elif decodes:
+            chunks = []
+            line = None if single else self._cost.decode_line(decodes)
+        else:
+            self.batch = None
+            return False
         self.batch = batch
         self._start_s = now
-        self._interruptible = False
-        line = None if batch.chunks or batch.preempted or batch.skipped or again else self._cost.decode_line(batch.decodes)
         if line is None:
-            chunks = [(tokens, context) for _, tokens, context in batch.chunks]
-            self._ends_s = (now + self._cost.step_s(chunks, batch.decodes, batch.kv_tokens),)
+            self._ends_s = (now + self._cost.step_s(chunks, decodes, batch.kv_tokens),)
+            self._interruptible = False
         else:
             self._ends_s = self._quiet_run(batch, now, *line)
             self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(state)
@@ -144,8 +151,10 @@ class Replica:
         first_step, last_step = state.step, state.step + steps - 1
         decodes.kv_tokens += steps * decodes.count
         state.step = next_step = last_step + 1
-        gaps = batch.decodes - self._surplus
-        self._surplus = 0
+        gaps = batch.decodes
+        if self._surplus:
+            gaps -= self._surplus
+            self._surplus = 0
         output_tokens = gaps * steps
         if batch.skipped or self._lagging:
             gaps -= self._catch_up_skipped(batch, now)
@@ -177,7 +186,7 @@ class Replica:
                 len(batch.preempted),
             )
         )
-        finished = decodes.finished(last_step)
+        finished = decodes.finished(last_step) if decodes.next_finish == last_step else []
         for request in finished:
             request.finish_s = now
             # A request that reaches its cap is known to end and not planned again; one that stops before it is, if the
@@ -219,7 +228,7 @@ class Replica:
     def _quiet_run(self, batch: Batch, now: float, base: float, slope: float, floor: float) -> Sequence[float]:
         """Ends of the steps until something can change: a finish, or a block that is not there."""
         state = self.state
-        steps = state.decodes.next_finish() - state.step + 1
+        steps = state.decodes.next_finish - state.step + 1
         if steps > 1:
             steps = 1 + state.decodes.steps_within(state.step + 1, state.kv.free, steps - 1)
         decodes, kv_tokens = batch.decodes, batch.kv_tokens
@@ -228,7 +237,8 @@ class Replica:
         if steps < LONG_RUN:
             ends = []
             for _ in range(steps):
-                now += max(floor, base + slope * kv_tokens)
+                duration = base + slope * kv_tokens
+                now += duration if duration > floor else floor
                 ends.append(now)
                 kv_tokens += decodes
             return ends

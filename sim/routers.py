@@ -1,4 +1,4 @@
-"""Which replica gets a request. A router is a function of the replicas that returns a function of the request."""
+"""Which replica gets a request. A router is a function of the replicas that returns what submits a request to one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 
 from sim.replica import Replica
-from sim.request import Request
-
-Route = Callable[[Request], Replica]
+from sim.source import Submit
 
 
-def round_robin(replicas: Sequence[Replica]) -> Route:
+def round_robin(replicas: Sequence[Replica]) -> Submit:
     """One after the other."""
-    order = cycle(replicas)
-    return lambda request: next(order)
+    if len(replicas) == 1:
+        return replicas[0].submit
+    order = cycle([replica.submit for replica in replicas])
+    return lambda request: next(order)(request)
 
 
-ROUTERS: dict[str, Callable[[Sequence[Replica]], Route]] = {"round-robin": round_robin}
+ROUTERS: dict[str, Callable[[Sequence[Replica]], Submit]] = {"round-robin": round_robin}
 """Router name -> function."""

@@ -29,11 +29,6 @@ class Batch:
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
 
-    @property
-    def empty(self) -> bool:
-        """Nothing to compute."""
-        return not (self.chunks or self.decodes)
-
 
 class State:
     """One replica's requests before step `step`.
@@ -67,7 +62,7 @@ class State:
         before = request.computed
         request.computed = after = before + tokens
         kv = self.kv
-        kv.free -= kv.blocks(after) - kv.blocks(before)
+        kv.free -= -(-after // kv.block_size) + (-before // kv.block_size)
         batch.chunks.append((request, tokens, before))
         if after == request.target:
             self.prefilling.pop(request.ticket, None)

@@ -28,8 +28,8 @@ class VllmV1:
         """The next step's batch; takes its blocks."""
         batch = Batch()
         decodes, kv = state.decodes, state.kv
-        chunk_limit = self._chunk_limit(state)
         budget = self.max_num_batched_tokens - decodes.count
+        chunk_limit = self._chunk_limit(state) if self.long_prefill_token_threshold else self.max_num_batched_tokens
         demand = decodes.demand(state.step)
         if budget < 0 or demand > kv.free:
             budget = self._running_in_order(state, batch, chunk_limit)
@@ -60,11 +60,10 @@ class VllmV1:
         return not state.waiting and len(state.running) < self.max_num_seqs
 
     def _chunk_limit(self, state: State) -> int:
-        """The most tokens of one prompt in this step (vLLM 0.32 exempts the only request there is)."""
-        limit = self.long_prefill_token_threshold
-        if not limit or (self.long_prefill_alone_exempt and len(state.running) + len(state.waiting) <= 1):
+        """The most tokens of one prompt in this step; vLLM 0.32 exempts the only request there is."""
+        if self.long_prefill_alone_exempt and len(state.running) + len(state.waiting) <= 1:
             return self.max_num_batched_tokens
-        return limit
+        return self.long_prefill_token_threshold
 
     def _chunks(self, state: State, budget: int, chunk_limit: int) -> list[tuple[int, int]] | None:
         """(ticket, tokens) for the running prefills where it is sure without looking at every request; else None.
@@ -124,13 +123,13 @@ class VllmV1:
     def _admit(self, state: State, batch: Batch, budget: int, chunk_limit: int) -> None:
         waiting, running, kv = state.waiting, state.running, state.kv
         while waiting and budget > 0 and len(running) < self.max_num_seqs:
-            request = waiting[0]
-            tokens = min(request.target, chunk_limit)
+            target = waiting[0].target
+            tokens = target if target < chunk_limit else chunk_limit
             if tokens > budget:
                 if not self.enable_chunked_prefill:
                     break
                 tokens = budget
-            if kv.blocks(request.target if self.scheduler_reserve_full_isl else tokens) > kv.free:
+            if kv.blocks(target if self.scheduler_reserve_full_isl else tokens) > kv.free:
                 break
             state.admit(batch, tokens)
             budget -= tokens

@@ -1,0 +1,165 @@
+"""What every metric means: the one place that defines them. Columns in, numbers out.
+
+Definitions (those of `vllm bench serve` where it has the metric):
+
+- TTFT: first token - arrival. E2E: last token - arrival. Queue time: start of the first step with work for the request - arrival.
+- TPOT: (E2E - TTFT) / (output tokens - 1), per request; undefined for one output token, and then left out.
+- ITL: time between two consecutive tokens of a request; one value a token after the first.
+- Throughput: finished requests, and their tokens, over `duration`: from time 0 to the last token.
+- Goodput: finished requests that meet every limit of the SLO, per second; an undefined TPOT meets a TPOT limit.
+- Percentiles interpolate linearly (numpy's default). Standard deviations are of the population.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+PERCENTILES = (50, 90, 99)
+
+PIECES = 64
+"""Above MANY_STEPS logged steps, a run of more steps than this counts as this many equal pieces in the ITL distribution."""
+MANY_STEPS = 5_000_000
+
+GROWTH_LIMIT = 0.05
+"""Share of arrivals that pile up, above which a run counts as saturated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Values with integer weights, sorted: as if each value stood there `weight` times."""
+
+    values: Floats
+    cumulative: Floats  # weights up to and including each value
+
+    @classmethod
+    def of(cls, values: Floats, weights: Floats | None = None) -> Distribution:
+        """Sort `values` [n]; `weights` [n] default to 1."""
+        if weights is None:
+            return cls(np.sort(values), np.arange(1.0, len(values) + 1))
+        order = np.argsort(values, kind="stable")
+        return cls(values[order], np.cumsum(weights[order]))
+
+    @property
+    def count(self) -> int:
+        """How many values."""
+        return int(self.cumulative[-1]) if len(self.cumulative) else 0
+
+    def percentile(self, q: float) -> float:
+        """The q-th percentile, interpolated linearly between neighbouring values."""
+        position = q / 100 * (self.count - 1)
+        low = np.floor(position)
+        i, j = np.searchsorted(self.cumulative, [low, min(low + 1, self.count - 1)], side="right")
+        a, b = float(self.values[i]), float(self.values[j])
+        return a + (b - a) * float(position - low)
+
+    def summary(self, name: str, scale: float = 1.0) -> dict[str, float | None]:
+        """`mean_`, `median_`, `std_`, `p50_`, `p90_`, `p99_` + name, times `scale`; None where there is no value."""
+        out: dict[str, float | None] = {f"{key}_{name}": None for key in ("mean", "median", "std")}
+        out |= {f"p{q}_{name}": None for q in PERCENTILES}
+        if self.count:
+            weights = np.diff(self.cumulative, prepend=0.0)
+            mean = float(np.average(self.values, weights=weights))
+            out[f"mean_{name}"] = mean * scale
+            out[f"std_{name}"] = float(np.sqrt(np.average((self.values - mean) ** 2, weights=weights))) * scale
+            out |= {f"p{q}_{name}": self.percentile(q) * scale for q in PERCENTILES}
+            out[f"median_{name}"] = out[f"p50_{name}"]
+        return out
+
+
+def ttft_s(requests: Mapping[str, Floats]) -> Floats:
+    """Time to first token, per finished request."""
+    return requests["first_token_s"] - requests["arrival_s"]
+
+
+def e2e_s(requests: Mapping[str, Floats]) -> Floats:
+    """Arrival to last token, per finished request."""
+    return requests["finish_s"] - requests["arrival_s"]
+
+
+def tpot_s(requests: Mapping[str, Floats]) -> Floats:
+    """Time per output token after the first, per finished request; NaN where there was only one."""
+    gaps = requests["output_tokens"] - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(gaps > 0, (requests["finish_s"] - requests["first_token_s"]) / gaps, np.nan)
+
+
+def itl(steps: Mapping[str, Floats], long_gaps: Floats) -> Distribution:
+    """Time between consecutive tokens, over all requests, from the step log: (rows, gaps that span several steps)."""
+    rows = np.flatnonzero(steps["gaps"] > 0)
+    count = steps["steps"][rows].astype(np.int64)
+    first, total = steps["first_step_s"][rows], steps["end_s"][rows] - steps["start_s"][rows]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = np.where(count > 1, 2 * (total - count * first) / (count * (count - 1)), 0.0)
+    pieces = np.minimum(count, PIECES) if count.sum() > MANY_STEPS else count
+    row = np.repeat(np.arange(len(rows)), pieces)
+    piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begin, end = piece * count[row] // pieces[row], (piece + 1) * count[row] // pieces[row]
+    values = first[row] + slope[row] * (begin + end - 1) / 2
+    weights = steps["gaps"][rows][row] * (end - begin)
+    return Distribution.of(np.concatenate([values, long_gaps]), np.concatenate([weights, np.ones(len(long_gaps))]))
+
+
+def meets(requests: Mapping[str, Floats], slo: Mapping[str, float]) -> npt.NDArray[np.bool_]:
+    """Per finished request, whether it meets every limit of `slo` (`ttft`, `tpot`, `e2e` in seconds, inclusive)."""
+    good = np.ones(len(requests["id"]), dtype=bool)
+    measures = {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}
+    for name, limit in slo.items():
+        good &= ~(measures[name](requests) > limit)  # NaN (no TPOT) is not over the limit
+    return good
+
+
+def in_system(requests: Mapping[str, Floats], until: str) -> tuple[Floats, Floats]:
+    """(times, number of requests that have arrived and not reached `until` from each time on), both [2n]."""
+    times = np.concatenate([requests["arrival_s"], requests[until]])
+    change = np.concatenate([np.ones(len(requests["arrival_s"])), -np.ones(len(requests[until]))])
+    order = np.lexsort((-change, times))
+    return times[order], np.cumsum(change[order])
+
+
+def time_average(times: Floats, values: Floats, start: float, end: float) -> float:
+    """Mean over [start, end] of the step function that takes `values[i]` from `times[i]` on (0 before the first)."""
+    edges = np.concatenate([[start], np.clip(times, start, end), [end]])
+    return float(np.dot(np.concatenate([[0.0], values]), np.diff(edges))) / (end - start)
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """Whether work piled up. `saturated` is None where that cannot be said; `why` says how it was judged."""
+
+    saturated: bool | None
+    why: str
+
+
+def saturation(requests: Mapping[str, Floats]) -> Saturation:
+    """Did arrivals outrun the replicas? Judged on the requests in the system while requests were still arriving.
+
+    The time from the first to the last arrival is cut into quarters. From the second to the last quarter, the mean
+    number of requests in the system (waiting or running) grows by a share of the requests that arrived meanwhile: in
+    a system that keeps up that share is about 0, at a load of 1 + x times what it can serve about x / (1 + x). More
+    than 5 %, and more than chance explains (three times the square root of the number in the system), is saturated.
+    Requests that need more than half of the window for themselves make it too short to tell.
+    """
+    arrivals = np.sort(requests["arrival_s"])
+    if len(arrivals) < 2 or arrivals[0] == arrivals[-1]:
+        return Saturation(None, "not applicable: all requests arrive at once")
+    start, end = float(arrivals[0]), float(arrivals[-1])
+    edges = np.linspace(start, end, 5)
+    early = requests["arrival_s"] <= edges[1]
+    if float(np.median(e2e_s(requests)[early])) > (end - start) / 2:
+        return Saturation(None, "undecided: the first requests take longer than half of the time in which requests arrive")
+    times, count = in_system(requests, "finish_s")
+    before, after = (time_average(times, count, float(edges[i]), float(edges[i + 1])) for i in (1, 3))
+    middles = (edges[1:] + edges[:-1]) / 2
+    arrived = int(np.searchsorted(arrivals, middles[3]) - np.searchsorted(arrivals, middles[1]))
+    growth = after - before
+    saturated = growth > GROWTH_LIMIT * arrived and growth > 3 * np.sqrt(before + 1)
+    return Saturation(
+        bool(saturated),
+        f"requests in the system went from {before:.1f} (second quarter of the arrivals) to {after:.1f} (last quarter) "
+        f"while {arrived} arrived: {'work piles up' if saturated else 'the replicas keep up'}",
+    )
