@@ -39,7 +39,7 @@ class NaiveStep:
 class Oracle:
     def __init__(self, policy, cost, num_blocks, block_size, asynchronous):
         self.policy, self.cost = policy, cost
-        self.usable, self.size, self.depth = num_blocks - 1, block_size, 2 if asynchronous else 1
+        self.free, self.size, self.depth = num_blocks - 1, block_size, 2 if asynchronous else 1
         self.waiting: deque[Naive] = deque()
         self.running: list[Naive] = []
         self.steps: list[NaiveStep] = []
@@ -47,9 +47,6 @@ class Oracle:
 
     def blocks(self, tokens):
         return -(-tokens // self.size)
-
-    def free(self):
-        return self.usable - sum(self.blocks(r.computed) for r in self.running)
 
     def plan(self):
         p, budget, batch, preempted = self.policy, self.policy.max_num_batched_tokens, [], False
@@ -64,17 +61,17 @@ class Oracle:
                 continue  # its last token is in flight
             n = min(r.prompt + r.out + r.placeholders - r.computed, limit, budget)
             need = self.blocks(r.computed + n) - self.blocks(r.computed)
-            while need > self.free():
+            victim = None
+            while need > self.free and victim is not r:
                 victim = self.running.pop()
                 self.waiting.appendleft(victim)
+                self.free += self.blocks(victim.computed)
                 victim.computed = victim.placeholders = 0
                 victim.decoding = False
                 victim.preemptions += 1
                 self.preemptions += 1
                 preempted = True
-                if victim is r:
-                    break
-            if r not in self.running:
+            if victim is r:
                 break
             budget -= n
             batch.append(self.schedule(r, n))
@@ -84,7 +81,7 @@ class Oracle:
             if n > budget and not p.enable_chunked_prefill:
                 break
             n = min(n, budget)
-            if self.blocks(r.prompt + r.out if p.scheduler_reserve_full_isl else n) > self.free():
+            if self.blocks(r.prompt + r.out if p.scheduler_reserve_full_isl else n) > self.free:
                 break
             self.running.append(self.waiting.popleft())
             budget -= n
@@ -94,6 +91,7 @@ class Oracle:
     def schedule(self, r, n):
         before = r.computed
         r.computed += n
+        self.free -= self.blocks(r.computed) - self.blocks(before)
         yields = r.computed == r.prompt + r.out + r.placeholders
         decode, r.decoding = r.decoding, r.decoding or yields
         r.placeholders += yields
@@ -133,7 +131,8 @@ class Oracle:
                     r.placeholders -= 1
                 if r.out == r.output:
                     r.done = True
-                    (self.running if r in self.running else self.waiting).remove(r)
+                    self.free += self.blocks(r.computed)  # none if it was preempted meanwhile
+                    (self.waiting if r.preemptions > preemptions else self.running).remove(r)
                     more = next_request(t)
                     if more is not None:
                         fresh.append(more)

@@ -1,0 +1,31 @@
+"""servecast: forecast how an LLM serving deployment will behave.
+
+    import servecast
+    scenario = servecast.load_scenario("scenarios/quickstart.yaml", ["cluster.replicas=2"])
+    result = servecast.simulate(scenario)
+    result.summary()["p99_ttft_ms"]; result.requests; result.steps; result.save("runs/quickstart")
+
+Names are imported when they are first used, so that importing the package, and with it the command line, is quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from servecast.errors import ServecastError
+
+if TYPE_CHECKING:
+    from servecast.run import Result, simulate
+    from servecast.scenario import Scenario, load_scenario
+
+__all__ = ["Result", "Scenario", "ServecastError", "load_scenario", "simulate"]
+
+_HOMES = {"Result": "run", "simulate": "run", "Scenario": "scenario", "load_scenario": "scenario"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'servecast' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"servecast.{_HOMES[name]}"), name)

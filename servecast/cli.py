@@ -1,0 +1,147 @@
+"""The command line. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from servecast.errors import ServecastError
+
+if TYPE_CHECKING:
+    from servecast.run import Result
+    from servecast.setup import Setup
+
+PARTIAL = 130
+"""Exit status of a run that ctrl-C ended early."""
+
+
+class _Group(click.Group):
+    """Prints a user's mistakes, all of them, and exits with 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ServecastError as error:
+            for problem in error.problems:
+                click.echo(f"Error: {problem}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="servecast")
+def main() -> None:
+    """Forecast how an LLM serving deployment will behave: TTFT, TPOT, throughput and KV memory."""
+
+
+@main.command()
+@click.argument("scenario", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the scenario; may be repeated.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the results. [default: runs/NAME]")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON only; write files only with --out.")
+@click.option("--show-resolved", is_flag=True, help="Print the scenario with every default filled in, and stop.")
+def run(scenario: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool, show_resolved: bool) -> None:
+    """Replay the workload of SCENARIO, a YAML file, and report latencies, throughput and memory.
+
+    \b
+    servecast run scenarios/quickstart.yaml
+    servecast run scenarios/quickstart.yaml --set engine.max_num_seqs=64 --out runs/seqs64
+    """
+    from servecast.scenario import load_scenario
+    from servecast.setup import set_up
+
+    setup = set_up(load_scenario(scenario, overrides))
+    if show_resolved:
+        click.echo(_resolved(setup), nl=False)
+        return
+    result = _simulate(setup)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(result.summary(), indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        from reports.terminal import print_summary
+
+        print_summary(result, Console())
+        out = out or Path("runs") / scenario.stem
+    if out is not None:
+        result.save(out)
+        click.echo(f"Report: {out / 'report.html'}   (also summary.json, requests.parquet, steps.parquet, manifest.json)", err=as_json)
+    if not result.complete:
+        sys.exit(PARTIAL)
+
+
+@main.command("list")
+@click.argument("what", type=click.Choice(["models", "gpus", "presets", "scenarios"]))
+def list_(what: str) -> None:
+    """The names that scenarios can use, and the scenarios that come with servecast."""
+    from servecast.listing import LISTINGS
+
+    for line in LISTINGS[what]():
+        click.echo(line)
+
+
+def _simulate(setup: Setup) -> Result:
+    """Run with a progress bar on a terminal; the first ctrl-C ends the simulation and keeps what is done."""
+    from servecast.run import simulate
+
+    stopped = False
+
+    def stop(signum: int, frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+        signal.signal(signal.SIGINT, previous)  # a second ctrl-C ends the program
+
+    previous = signal.signal(signal.SIGINT, stop)
+    show, close = _progress()
+    try:
+        return simulate(setup, lambda done, total, now: show(done, total, now) and not stopped)
+    finally:
+        close()
+        signal.signal(signal.SIGINT, previous)
+
+
+def _progress() -> tuple[Callable[[int, int, float], bool], Callable[[], None]]:
+    """A function that shows how far a run is, once it has taken a second, and one that takes the bar away again."""
+    started, bar = time.monotonic(), None
+
+    def show(done: int, total: int, now: float) -> bool:
+        nonlocal bar
+        if not sys.stderr.isatty():
+            return True
+        if bar is None and time.monotonic() - started > 1:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            bar.add_task("requests", total=total)
+            bar.start()
+        if bar is not None:
+            bar.update(bar.task_ids[0], completed=done, description=f"requests (simulated {now:,.0f} s)")
+        return True
+
+    return show, lambda: bar.stop() if bar is not None else None
+
+
+def _resolved(setup: Setup) -> str:
+    """The scenario as YAML that can be run again, every engine option with where its value came from."""
+    import yaml
+
+    text = yaml.safe_dump(setup.resolved(), sort_keys=False, allow_unicode=True, width=10**6)
+    lines = []
+    for line in text.splitlines():
+        option = line.strip().partition(":")[0]
+        source = setup.engine.sources.get(option) if line.startswith("  ") else None
+        lines.append(f"{line}  # {source}" if source else line)
+    notes = [f"# {note}" for note in (*setup.engine.notes, *setup.requests.notes)]
+    kv = setup.memory
+    notes.append(f"# KV cache: {kv.num_gpu_blocks:,} blocks of {kv.block_size} tokens, {kv.kv_tokens:,} tokens a replica")
+    return "\n".join([*notes, *lines]) + "\n"

@@ -1,0 +1,43 @@
+"""What a newcomer can name: models, GPUs, presets, and the scenarios that come with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+
+from calibrate.engine import preset_names
+from calibrate.hardware import GIB, gpu_ids, load_gpu
+from calibrate.model import load_model, model_names
+
+
+def models() -> Iterable[str]:
+    """Name, parameters and longest sequence of every catalogued model."""
+    for name in model_names():
+        model = load_model(name)
+        yield f"{name:<18} {model.params / 1e9:7.2f} B parameters, {model.max_position:>7,} tokens"
+
+
+def gpus() -> Iterable[str]:
+    """Id, memory and peak rates of every catalogued GPU."""
+    for gpu_id in gpu_ids():
+        gpu = load_gpu(gpu_id)
+        yield (
+            f"{gpu_id:<15} {gpu.memory_bytes / GIB:6.1f} GiB, {gpu.bandwidth_bytes_per_s / 1e12:5.2f} TB/s, "
+            f"{gpu.flops['bf16'] / 1e12:6.0f} TFLOPS dense bf16"
+        )
+
+
+def scenarios() -> Iterable[str]:
+    """Path and question (the first comment line) of every bundled scenario."""
+    for file in sorted(files("scenarios").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".yaml"):
+            question = file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+            yield f"{file}: {question}"
+
+
+LISTINGS: dict[str, Callable[[], Iterable[str]]] = {
+    "models": models,
+    "gpus": gpus,
+    "presets": preset_names,
+    "scenarios": scenarios,
+}

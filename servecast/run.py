@@ -1,0 +1,129 @@
+"""The verb `run`: a scenario in, a result out."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from servecast.errors import ServecastError
+from servecast.scenario import Scenario
+from servecast.setup import Setup, memory_facts, set_up
+from sim.cluster import Cluster, Pool
+from sim.result import Deployment
+from sim.result import Result as Outcome
+from sim.schedulers import SCHEDULERS, Scheduler
+from sim.source import ClosedLoop, OpenLoop, Source
+
+NOT_MODELLED = (
+    "the front end: tokenising, detokenising, HTTP and the client's network add to TTFT and are left out",
+    "prefix caching: every prompt is computed in full",
+    "step-time jitter: steps are deterministic, so measured latency tails are wider",
+    "CUDA graph padding, and the eager fallback above the largest captured batch",
+    "LoRA, speculative decoding, structured output, multimodal inputs",
+)
+"""What a result of this version leaves out, whatever the scenario; an engine adds its own notes."""
+
+
+class Result(Outcome):
+    """What happened, and `save` with the report."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `report.html` beside the tables and the summary. Raises ServecastError when that cannot be done."""
+        from reports.html import report_html
+
+        try:
+            folder = super().save(folder)
+            (folder / "report.html").write_text(report_html(self), encoding="utf-8")
+        except OSError as error:
+            raise ServecastError(f"{folder}: cannot write the results: {error.strerror or error}") from None
+        return folder
+
+
+def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float], bool] | None = None) -> Result:
+    """Replay the scenario's workload.
+
+    `keep_going(requests done, requests in all, simulated seconds)` is asked now and then; False ends the run early,
+    with a partial result. Raises ServecastError for whatever cannot be run.
+    """
+    setup = scenario if isinstance(scenario, Setup) else set_up(scenario)
+    source = _source(setup)
+    cluster = Cluster(source, _pool(setup), setup.scenario.cluster.router)
+    if keep_going is None:
+        complete = cluster.run()
+    else:
+        complete = cluster.run(lambda done, now: keep_going(done, source.total, now))
+    memory = setup.memory
+    deployment = Deployment(
+        gpus=setup.gpus,
+        replicas=setup.replicas,
+        gpu_memory_bytes=memory.visible_bytes,
+        fixed_memory_bytes=memory.weight_bytes + memory.activation_bytes + memory.cuda_graph_bytes
+        + memory.communication_bytes + memory.non_torch_bytes,
+        kv_blocks=memory.num_gpu_blocks - 1,
+        block_size=memory.block_size,
+        kv_bytes_per_token=memory.kv_bytes_per_token,
+    )  # fmt: skip
+    return Result(
+        cluster.log,
+        deployment,
+        setup.scenario.slo.model_dump(exclude_none=True),
+        manifest(setup),
+        submitted=cluster.submitted,
+        open_loop=setup.requests.concurrency is None,
+        complete=complete,
+    )
+
+
+def manifest(setup: Setup) -> dict[str, Any]:
+    """Everything that decided the numbers: the scenario as resolved, versions, where costs and options come from."""
+    engine, requests = setup.engine, setup.requests
+    return {
+        "name": setup.scenario.name,
+        "servecast": version("servecast"),
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in ("numpy", "simpy", "polars")},
+        "model": setup.model.name,
+        "gpu": setup.gpu.id,
+        "engine": engine.preset,
+        "seed": setup.scenario.seed,
+        "scenario": setup.resolved(),
+        "engine_options": {
+            option: {"value": getattr(engine, option), "source": source} for option, source in engine.sources.items()
+        },
+        "workload": {
+            "source": requests.source,
+            "requests": len(requests.prompt_tokens),
+            "dropped": requests.dropped,
+            "notes": list(requests.notes),
+        },
+        "memory": memory_facts(setup.memory),
+        "cost": dict(setup.cost.provenance),
+        "notes": list(engine.notes),
+        "not_modelled": list(NOT_MODELLED),
+    }
+
+
+def _source(setup: Setup) -> Source:
+    r = setup.requests
+    if r.concurrency is not None:
+        return ClosedLoop(r.concurrency, r.prompt_tokens, r.output_tokens, r.max_tokens)
+    assert r.arrival_s is not None
+    return OpenLoop(r.arrival_s, r.prompt_tokens, r.output_tokens, r.max_tokens)
+
+
+def _pool(setup: Setup) -> Pool:
+    engine = setup.engine
+    policy = SCHEDULERS[engine.scheduler]
+    scheduler: Scheduler = policy(**{f.name: getattr(engine, f.name) for f in fields(policy)})
+    return Pool(
+        replicas=setup.replicas,
+        scheduler=scheduler,
+        cost=setup.cost,
+        num_blocks=setup.memory.num_gpu_blocks,
+        block_size=engine.block_size,
+        max_model_len=engine.max_model_len,
+        asynchronous=engine.async_scheduling,
+    )
