@@ -1,0 +1,130 @@
+"""How fast the simulator is: `python -m benchmarks [--oracle-requests N] [--million]`.
+
+Each case runs in a process of its own. CPU seconds are of the simulation alone (the workload is made before); peak
+memory is of the whole process. The naive engine of the tests runs the first requests of a case, and is compared with
+the fast engine on the very same requests.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import click
+
+import servecast
+from servecast.scenario import Scenario
+from servecast.setup import Setup, set_up
+from sim.schedulers import SCHEDULERS
+from tests.reference import ROOT
+from tests.sim.oracle import Naive, Oracle
+
+BASE: dict[str, Any] = {
+    "name": "benchmark",
+    "model": "llama-3.1-8b",
+    "engine": {"preset": "vllm-0.19", "max_num_seqs": 256},
+    "cluster": {"gpu": "h100-sxm"},
+    "seed": 1,
+}
+
+
+def lognormal(mean: float) -> dict[str, Any]:
+    """A length distribution with a coefficient of variation of 1."""
+    return {"kind": "lognormal", "mean": mean, "cv": 1.0}
+
+
+def generated(requests: int, rate: float, output: float = 256) -> dict[str, Any]:
+    """Poisson arrivals, prompts of 1,024 tokens on average."""
+    arrivals = {"kind": "poisson", "rate": rate} if rate else {"kind": "all-at-once"}
+    return {"num_requests": requests, "arrivals": arrivals, "lengths": {"prompt": lognormal(1024), "output": lognormal(output)}}
+
+
+def saturation(output: float, engine: dict[str, Any]) -> float:
+    """Requests per second of a replica that always has work."""
+    scenario = Scenario.model_validate(BASE | {"engine": engine, "workload": generated(5000, 0, output)})
+    return float(servecast.simulate(scenario).summary()["request_throughput"])
+
+
+def cases(million: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, scenario), the load set by measured saturation."""
+    engine = BASE["engine"]
+    full = saturation(256, engine)
+    long = saturation(2048, engine)
+    tight = engine | {"num_gpu_blocks_override": 4000, "max_model_len": 32768}
+    yield "0.8 of saturation", {"workload": generated(20_000, 0.8 * full)}
+    yield "the same, 100k", {"workload": generated(100_000, 0.8 * full)}
+    yield "long outputs", {"workload": generated(20_000, 0.8 * long, 2048)}
+    yield "light load", {"workload": generated(20_000, 0.1 * full)}
+    yield "KV tight", {"engine": tight, "workload": generated(20_000, 0.9 * saturation(256, tight))}
+    azure = ROOT / "traces" / "azure" / "AzureLLMInferenceTrace_conv.csv.gz"
+    if azure.exists():
+        yield "Azure conv", {"workload": {"trace": str(azure)}}
+    if million:
+        yield "1,000,000, saved", {"workload": generated(1_000_000, 0.8 * full)}
+
+
+def measure(name: str, scenario: dict[str, Any], oracle_requests: int) -> str:
+    """One row of the table."""
+    setup = set_up(Scenario.model_validate(BASE | scenario))
+    start = time.process_time()
+    result = servecast.simulate(setup)
+    cpu = time.process_time() - start
+    if "saved" in name:
+        with tempfile.TemporaryDirectory() as folder:
+            result.save(folder)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    summary, n = result.summary(), result.submitted
+    ratio = oracle_ratio(setup, oracle_requests) if oracle_requests and "saved" not in name else None
+    return (
+        f"{name:<18} {n:>9,} {cpu:8.2f} {n / cpu:10,.0f} {summary['engine_steps'] / n:9.2f} {len(result.steps) / n:7.2f} "
+        f"{summary['preemptions']:8,} {memory:9,.0f} {f'{ratio:7.1f}x' if ratio else '      –'}"
+    )
+
+
+def oracle_ratio(setup: Setup, n: int) -> float:
+    """CPU time of the naive engine over that of the fast one, on the first `n` requests."""
+    r, engine = setup.requests, setup.engine
+    assert r.arrival_s is not None
+    rows = zip(r.arrival_s[:n].tolist(), *(c[:n].tolist() for c in (r.prompt_tokens, r.output_tokens, r.max_tokens)), strict=True)
+    naive = [Naive(i, *row) for i, row in enumerate(rows)]
+    naive = [x for x in naive if x.prompt + x.cap <= engine.max_model_len]
+    policy = SCHEDULERS[engine.scheduler]
+    oracle = Oracle(
+        policy(**{f.name: getattr(engine, f.name) for f in fields(policy)}),
+        setup.cost,
+        setup.memory.num_gpu_blocks,
+        engine.block_size,
+        engine.async_scheduling,
+    )
+    start = time.process_time()
+    oracle.run(naive)
+    slow = time.process_time() - start
+    first = setup.scenario.model_dump(exclude_none=True) | {"name": "first"}
+    workload = {k: v for k, v in first["workload"].items() if v is not None} | {"num_requests": n}
+    again = set_up(Scenario.model_validate(first | {"workload": workload, "slo": {}}))
+    start = time.process_time()
+    servecast.simulate(again)
+    return slow / (time.process_time() - start)
+
+
+@click.command()
+@click.option("--oracle-requests", default=2000, help="Requests for the comparison with the naive engine; 0 leaves it out.")
+@click.option("--million", is_flag=True, help="Also a million requests to a saved result.")
+def main(oracle_requests: int, million: bool) -> None:
+    """Print CPU seconds, requests per CPU second, steps and step-log rows per request, peak memory, ratio to the oracle."""
+    click.echo(f"{'case':<18} {'requests':>9} {'CPU s':>8} {'req/CPU s':>10} {'steps/req':>9} {'rows/req':>7} {'preempt.':>8} {'peak MiB':>9} {'oracle':>8}")
+    spawn = multiprocessing.get_context("spawn")
+    for name, scenario in cases(million):
+        with spawn.Pool(1) as pool:
+            click.echo(pool.apply(measure, (name, scenario, oracle_requests)))
+        sys.stdout.flush()
+
+
+
+

@@ -1,0 +1,231 @@
+"""The report: one self-contained HTML page that opens offline. The answer first, the reasons for trust last.
+
+Everything that comes from a user passes `escape` here; figures hold numbers and our own words only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from reports import figures, look, words
+from reports.words import NONE, gib, percent, quantity
+from sim.result import Result
+
+# Nothing may be loaded from anywhere: the browser itself enforces it.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+DRAW = """
+const narrow = matchMedia("(max-width: 640px)");
+const config = {responsive: true, displayModeBar: false};
+const draw = () => Object.entries(FIGURES).forEach(([id, f]) =>
+  Plotly.react(id, f.data, structuredClone(narrow.matches ? f.narrow : f.layout), config));
+draw();
+narrow.addEventListener("change", draw);
+"""
+
+
+def report_html(result: Result) -> str:
+    """The whole page as text, below 6 MB however long the run was."""
+    summary = result.summary()
+    title = escape(words.title(result))
+    style = (files("reports") / "report.css").read_text(encoding="utf-8")
+    body = "\n".join(
+        [
+            _header(result, summary),
+            _cards(result, summary),
+            "<h2>Latency</h2>",
+            _latencies(summary),
+            *(_figure(name, caption) for name, (_, caption) in _figures(summary).items()),
+            "<h2>Assumptions, and where the numbers come from</h2>",
+            *_provenance(result.manifest),
+            "<h2>What each number means</h2>",
+            "<dl>"
+            + "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in words.DEFINITIONS.items())
+            + "</dl>",
+            f"<footer>{escape(_origin(result.manifest))}</footer>",
+        ]
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<script>{get_plotlyjs()}</script>
+<script>const FIGURES = {_figures_json(result, summary)};{DRAW}</script>
+</body>
+</html>
+"""
+
+
+def _origin(manifest: Mapping[str, Any]) -> str:
+    seed = f", seed {manifest['seed']}" if "seed" in manifest else ""
+    return f"A forecast, not a measurement. Made by servecast {manifest.get('servecast', '')}{seed}".strip()
+
+
+def _header(result: Result, summary: Mapping[str, Any]) -> str:
+    word, why = words.verdict(result)
+    text = f"<strong>{words.headline(word)}</strong>: {escape(why)}. {escape(words.consequence(word))}"
+    banners = [
+        f'<div class="banner {word.replace(" ", "-")}">{text}</div>',
+        *(f'<div class="banner">{escape(notice)}</div>' for notice in words.notices(result, summary)),
+    ]
+    ran = f"{words.setup(result)}; {words.requests(summary['submitted'])} in {words.seconds(summary['duration'])}"
+    return f'<h1>{escape(words.title(result))}</h1>\n<p class="soft">{escape(ran)}</p>\n' + "\n".join(banners)
+
+
+def _cards(result: Result, s: Mapping[str, Any]) -> str:
+    cards = []
+    for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2el_ms")):
+        unit, (_, p50, _, p99) = words.latency_row(s, key)
+        cards.append((f"{name}, median", p50, unit, _with("p99", p99, unit)))
+    cards.append(
+        (
+            "Output",
+            quantity(s["output_throughput"]),
+            "tokens/s",
+            _with("input", quantity(s["input_throughput"]), "tokens/s"),
+        )
+    )
+    cards.append(("Requests", quantity(s["request_throughput"]), "per s", f"{s['completed']:,} finished"))
+    if result.slo:
+        met = f"{percent(s['slo_attainment'])} meet {words.slo(result.slo)}"
+        cards.append(("Goodput", quantity(s["request_goodput"]), "requests/s", met))
+    cards.append(
+        (
+            "KV cache, peak",
+            percent(s["kv_peak_fraction"]),
+            "",
+            _with("", gib(s["peak_kv_cache_memory_used"]), "per GPU"),
+        )
+    )
+    cards.append(("Preemptions", f"{s['preemptions']:,}", "", f"peak batch {quantity(s['peak_batch_size_current'])}"))
+    return '<div class="cards">' + "".join(_card(*card) for card in cards) + "</div>"
+
+
+def _with(name: str, value: str, unit: str) -> str:
+    """Name, value and unit; nothing where there is no value."""
+    return "" if value == NONE else f"{name} {value} {unit}".strip()
+
+
+def _card(name: str, value: str, unit: str, more: str) -> str:
+    unit = f" <small>{unit}</small>" if unit and value != NONE else ""
+    return (
+        f'<div class="card"><div class="name">{name}</div><div class="value">{value}{unit}</div>'
+        f'<div class="more">{escape(more)}</div></div>'
+    )
+
+
+def _latencies(summary: Mapping[str, Any]) -> str:
+    rows = []
+    for name, key in {**words.METRICS, "Queue time": "queue_ms"}.items():
+        unit, values = words.latency_row(summary, key)
+        rows.append(f"<tr><th>{name} ({unit})</th>" + "".join(f'<td class="number">{v}</td>' for v in values) + "</tr>")
+    head = "".join(f'<th class="number">{stat}</th>' for stat in ("mean", "p50", "p90", "p99"))
+    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _figure(name: str, caption: str) -> str:
+    caption = escape(caption)
+    return (
+        f'<figure><div id="{name}" role="img" aria-label="{caption}"></div><figcaption>{caption}</figcaption></figure>'
+    )
+
+
+def _figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The figures that have something to show."""
+    return figures.FIGURES if summary["engine_steps"] else {}
+
+
+def _figures_json(result: Result, summary: Mapping[str, Any]) -> str:
+    """Data and both layouts of every figure, safe inside a script element."""
+    out = []
+    for name, (make, _) in _figures(summary).items():
+        parts = json.loads(make(result).to_json())
+        parts["narrow"] = look.one_column(parts)
+        out.append(f"{json.dumps(name)}: {json.dumps(parts, separators=(',', ':'))}")
+    return "{" + ",\n".join(out).replace("<", "\\u003c") + "}"
+
+
+def _provenance(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Accuracy first, then what was assumed, in the order in which a reader doubts it."""
+    cost, workload = manifest.get("cost") or {}, manifest.get("workload") or {}
+    accuracy = escape(str(cost.get("accuracy", "not yet validated")))
+    kind = escape(str(cost.get("kind", "unknown")))
+    text = f"<strong>Accuracy: {accuracy}</strong>. Step times are priced by the {kind} cost model."
+    yield f'<div class="banner">{text}</div>'
+    if workload:
+        known = {
+            key: value for key, value in workload.items() if value and key != "dropped"
+        }  # the top says what was dropped
+        yield "<h3>Workload</h3>" + _list([f"{key}: {value}" for key, value in _flat(known)])
+    for key, heading in (("notes", "Notes"), ("not_modelled", "Not modelled")):
+        if manifest.get(key):
+            yield f"<h3>{heading}</h3>" + _list(manifest[key])
+    if options := manifest.get("engine_options"):
+        rows = [(name, _text(o["value"]), _text(o["source"])) for name, o in options.items()]
+        yield "<h3>Engine options</h3>" + _table(("option", "value", "where it comes from"), rows)
+    if memory := manifest.get("memory"):
+        table = _table(("", ""), [_memory_row(key, value) for key, value in memory.items()])
+        yield f'<h3>Memory of one GPU</h3><div class="memory">{table}</div>'
+    if cost:
+        yield "<details><summary>How steps are priced</summary>" + _table(("", ""), list(_flat(cost))) + "</details>"
+    if scenario := manifest.get("scenario"):
+        text = json.dumps(scenario, indent=2, ensure_ascii=False, default=str)
+        yield f"<details><summary>The scenario as resolved</summary><pre>{escape(text)}</pre></details>"
+
+
+def _memory_row(key: str, value: Any) -> tuple[str, str]:
+    name = words.MEMORY.get(key, key.replace("_", " "))
+    if key == "kv_bytes_per_token":
+        return name, f"{value / 1024:,.4g} KiB"
+    if key.endswith("_bytes"):
+        return name, gib(value)
+    return name, _text(value)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    top = "<thead><tr>" + "".join(f"<th>{h}</th>" for h in head) + "</tr></thead>" if any(head) else ""
+    body = "".join(
+        f"<tr><th>{escape(first)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
+        for first, *rest in rows
+    )
+    return f"<table>{top}<tbody>{body}</tbody></table>"
+
+
+def _list(items: Iterable[Any]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(_text(item))}</li>" for item in items) + "</ul>"
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, value) of every leaf."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _text(value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "; ".join(map(_text, value)) if isinstance(value, list | tuple) else str(value)

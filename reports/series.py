@@ -1,0 +1,114 @@
+"""From millions of log rows to the few hundred points that a figure shows: time bins, and points of a CDF.
+
+Vectorised over rows; a bin's value is the exact mean over its time, taking what a row of several steps yields as
+spread evenly over the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.metrics import Distribution, Floats
+from sim.result import Result
+
+BINS = 240
+CDF_POINTS = 500
+COLUMNS = ("start_s", "end_s", "prefill_tokens", "output_tokens", "running", "waiting", "kv_blocks", "kv_blocks_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Means per time bin [BINS] over all replicas; `edges_s` [BINS + 1]. All zeros where nothing ran."""
+
+    edges_s: Floats
+    running: Floats  # requests, all replicas
+    waiting: Floats
+    kv_blocks: Floats  # in use per replica
+    kv_peak_blocks: Floats  # in use at the bin's fullest moment, in the fullest replica
+    prefill_tokens_per_s: Floats  # prompt tokens computed; a preempted request's are computed again
+    output_tokens_per_s: Floats
+    prefill_share: Floats  # share of the time in steps that hold prompt tokens
+    decode_share: Floats  # share of the time in steps that only decode
+    preempted: Floats  # preemptions in the bin, not a mean
+
+    @property
+    def middles_s(self) -> Floats:
+        """The middle of each bin."""
+        return (self.edges_s[1:] + self.edges_s[:-1]) / 2
+
+
+def over_time(result: Result) -> Series:
+    """The step log in BINS equal bins from time 0 to the end of the last step."""
+    log, replicas = result.steps, result.deployment.replicas
+    last = log["end_s"].max()
+    edges = np.linspace(0.0, last if isinstance(last, float) and last > 0 else 1.0, BINS + 1)
+    width = edges[1]
+    sums = {f: np.zeros(BINS) for f in Series.__slots__ if f != "edges_s"}
+    order = np.argsort(log["replica"].to_numpy(), kind="stable")
+    starts = np.searchsorted(log["replica"].to_numpy()[order], np.arange(replicas + 1))
+    columns = {name: log[name].to_numpy() for name in COLUMNS}
+    for replica in range(replicas):
+        rows = {name: column[order[starts[replica] : starts[replica + 1]]] for name, column in columns.items()}
+        if not len(rows["start_s"]):
+            continue
+        start, end = rows["start_s"], rows["end_s"]
+        blocks, blocks_end = rows["kv_blocks"], rows["kv_blocks_end"]
+        with np.errstate(divide="ignore"):
+            per_second = np.where(end > start, 1 / (end - start), 0.0)
+        prefill = (rows["prefill_tokens"] > 0).astype(float)
+        for name, first, final, scale in (
+            ("running", rows["running"], None, 1.0),
+            ("waiting", rows["waiting"], None, 1.0),
+            ("kv_blocks", blocks, blocks_end, 1 / replicas),
+            ("prefill_tokens_per_s", rows["prefill_tokens"] * per_second, None, 1.0),
+            ("output_tokens_per_s", rows["output_tokens"] * per_second, None, 1.0),
+            ("prefill_share", prefill, None, 1 / replicas),
+            ("decode_share", 1 - prefill, None, 1 / replicas),
+        ):
+            sums[name] += integrate(edges, start, end, first, first if final is None else final) * (scale / width)
+        peak = sums["kv_peak_blocks"]
+        np.maximum.at(peak, bins_of(edges, end), blocks_end)
+        # Blocks only grow within a row, so a bin that ends inside a row is fullest there, or at an earlier row's end.
+        row = np.maximum(np.searchsorted(start, edges[1:], side="left") - 1, 0)
+        inside = (start[row] < edges[1:]) & (edges[1:] < end[row])
+        grown = (blocks_end - blocks)[row] * (edges[1:] - start[row]) * per_second[row]
+        np.maximum(peak, np.where(inside, blocks[row] + grown, 0.0), out=peak)
+    hit = np.flatnonzero(log["preempted"].to_numpy())
+    np.add.at(sums["preempted"], bins_of(edges, columns["start_s"][hit]), log["preempted"].to_numpy()[hit])
+    return Series(edges, **sums)
+
+
+def integrate(edges: Floats, start: Floats, end: Floats, first: Floats, final: Floats) -> Floats:
+    """Integral over each bin [len(edges) - 1] of what changes straight from `first` to `final` over [start, end].
+
+    The rows must be in order of time and not overlap, as those of one replica do.
+    """
+    length = end - start
+    before = np.concatenate([[0.0], np.cumsum(length * (first + final) / 2)])
+    row = np.searchsorted(start, edges, side="right") - 1
+    begun, row = row >= 0, np.maximum(row, 0)
+    inside = np.clip(edges - start[row], 0.0, length[row])
+    slope = np.divide((final - first)[row], length[row], out=np.zeros(len(edges)), where=length[row] > 0)
+    return np.diff(np.where(begun, before[row] + first[row] * inside + slope * inside**2 / 2, 0.0))
+
+
+def bins_of(edges: Floats, times: Floats) -> np.typing.NDArray[np.intp]:
+    """The bin that each time falls into; a time on an edge belongs to the bin that ends there."""
+    return np.clip(np.searchsorted(edges, times, side="left") - 1, 0, len(edges) - 2)
+
+
+def cdf(distribution: Distribution) -> tuple[Floats, Floats]:
+    """(values, percent of the weight at or below each): all points, or about CDF_POINTS, denser in the upper tail.
+
+    The curve starts at 0 % at the smallest value.
+    """
+    values, share = distribution.values, distribution.cumulative / max(distribution.count, 1)
+    if len(values) > CDF_POINTS:
+        wanted = np.concatenate(
+            [np.linspace(0, 0.98, CDF_POINTS // 2), 1 - np.geomspace(0.02, 1e-6, CDF_POINTS // 2 - 1)]
+        )
+        picked = np.unique(np.append(np.searchsorted(share, wanted), len(values) - 1))
+        values, share = values[picked], share[picked]
+    return np.append(values[:1], values), 100 * np.append(np.zeros(min(1, len(share))), share)

@@ -1,0 +1,78 @@
+"""The summary of a run as people read it in a terminal: verdict first, then what is missing, then the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from reports import words
+from reports.words import gib, percent, quantity
+from sim.result import Result
+
+STYLES = {"stable": "bold green", "saturated": "bold red"}
+
+
+def print_summary(result: Result, console: Console) -> None:
+    """Print the run's summary. Fits 80 columns; plain text where `console` is no terminal."""
+    s = result.summary()
+    word, why = words.verdict(result)
+    lines = [Text(words.title(result), style="bold"), Text(words.setup(result)), Text()]
+    lines.append(Text.assemble((words.headline(word), STYLES.get(word, "bold yellow")), f": {why}."))
+    if consequence := words.consequence(word):
+        lines.append(Text(consequence))
+    lines += [Text(notice, style="yellow") for notice in words.notices(result, s)]
+    for line in lines:
+        console.print(line, highlight=False)
+    latencies = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    latencies.add_column("")
+    latencies.add_column("")
+    for stat in ("mean", "p50", "p90", "p99"):
+        latencies.add_column(stat, justify="right", min_width=9)
+    for name, key in words.METRICS.items():
+        unit, values = words.latency_row(s, key)
+        latencies.add_row(name, unit, *values)
+    console.print()
+    console.print(latencies)
+    console.print()
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(no_wrap=True)
+    facts.add_column()
+    for name, fact in _facts(result, s):
+        facts.add_row(name, Text(fact))
+    console.print(facts)
+    console.print()
+    console.print(Text(words.pricing(result)), highlight=False)
+
+
+def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
+    """The rows below the latencies."""
+
+    def number(key: str) -> str:
+        return quantity(s[key])
+
+    facts = [("Requests", f"{s['completed']:,} of {s['submitted']:,} finished in {words.seconds(s['duration'])}")]
+    if not s["engine_steps"]:
+        return facts
+    tokens = f"{number('input_throughput')} tokens/s in, {number('output_throughput')} tokens/s out"
+    facts.append(("Throughput", f"{number('request_throughput')} requests/s, {tokens}"))
+    if result.slo:
+        met = f"{percent(s['slo_attainment'])} meet {words.slo(result.slo)}"
+        facts.append(("Goodput", f"{number('request_goodput')} requests/s ({met})"))
+    kv = [
+        f"{stat} {percent(s[f'kv_{stat}_fraction'])} ({gib(s[f'{stat}_kv_cache_memory_used'])} per GPU)"
+        for stat in ("peak", "mean")
+    ]
+    return [
+        *facts,
+        ("KV cache", ", ".join(kv)),
+        ("Queue", f"mean {number('mean_queue_size')}, peak {number('peak_queue_size')} requests waiting"),
+        (
+            "Batch",
+            f"mean {number('mean_batch_size_current')}, peak {number('peak_batch_size_current')} requests a step",
+        ),
+        ("Preemptions", f"{s['preemptions']:,}"),
+    ]

@@ -1,0 +1,174 @@
+"""How numbers and outcomes are said to people: units, the verdict, what is missing from a run, what a metric means.
+
+It knows nothing of pages or terminals; every function returns plain text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sim.result import Result
+
+GIB = 2**30
+NONE = "–"
+"""Stands where a number does not exist."""
+
+METRICS = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "ITL": "itl_ms", "E2E": "e2el_ms"}
+"""The latencies that people compare, and the end of their keys in `Result.summary()` (milliseconds)."""
+
+DEFINITIONS = {
+    "TTFT": "time to first token: from a request's arrival to its first output token; waiting in the queue counts",
+    "TPOT": "time per output token after the first, averaged over each request; undefined, and left out, for requests "
+    "with one output token",
+    "ITL": "inter-token latency: the time between two consecutive tokens of a request, over all tokens of all requests",
+    "E2E": "end-to-end latency: from a request's arrival to its last token",
+    "Queue time": "from a request's arrival to the start of the first step that works on it",
+    "Throughput": "finished requests, and their tokens, per second from time 0 to the last token",
+    "Goodput": "finished requests that meet every limit of the SLO, per second",
+    "KV cache": "the share of the KV cache blocks in use; bytes are per GPU",
+    "Preemption": "a running request lost its KV cache to make room, and was computed again later",
+    "Saturated": "requests arrive faster than the replicas serve them, so the queue, and every latency, grows with the "
+    "length of the run",
+    "p50, p90, p99": "the value that 50, 90 or 99 % of the values do not exceed (linear interpolation)",
+}
+
+REASONS = {
+    "prompt_too_long": "the prompt leaves no room for an answer in max_model_len",
+    "over_max_model_len": "prompt + max_tokens exceed max_model_len",
+    "over_kv_cache": "the request can never fit into the KV cache",
+}
+
+MEMORY = {
+    "visible_bytes": "memory that the driver reports",
+    "budget_bytes": "the engine's share of it (gpu_memory_utilization)",
+    "weight_bytes": "weights",
+    "activation_bytes": "activations, peak",
+    "cuda_graph_bytes": "CUDA graphs",
+    "communication_bytes": "communication buffers",
+    "non_torch_bytes": "CUDA context and workspaces",
+    "kv_bytes": "KV cache",
+    "kv_bytes_per_token": "KV cache per token",
+    "block_size": "tokens per KV block",
+    "num_gpu_blocks": "KV blocks",
+    "kv_tokens": "tokens that the KV cache holds",
+    "max_concurrency": "requests of max_model_len that the KV cache holds",
+    "overridden": "set by num_gpu_blocks_override",
+}
+"""What the terms of a memory plan are called."""
+
+
+def quantity(value: float | None) -> str:
+    """About three digits, whole numbers in full, thousands separated; a dash where there is no number."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if isinstance(value, int):
+        return f"{value:,}"
+    size = abs(value)
+    if size == 0 or size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2g}" if size < 0.1 else f"{value:.{1 if size >= 10 else 2}f}"
+
+
+def requests(count: int) -> str:
+    """`1 request`, `2,000 requests`."""
+    return f"{count:,} request{'' if count == 1 else 's'}"
+
+
+def percent(fraction: float | None) -> str:
+    """0.123 -> `12.3 %`."""
+    return NONE if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def gib(size_bytes: float | None) -> str:
+    """Bytes as GiB."""
+    return NONE if size_bytes is None else f"{size_bytes / GIB:.2f} GiB"
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that suits it: `50 ms`, `1.2 s`, `3.4 min`, `2.5 h`."""
+    scale, unit = clock(value) if value >= 1 else (1e3, "ms")
+    return f"{value * scale:.3g} {unit}" if value * scale < 1000 else f"{value * scale:,.0f} {unit}"
+
+
+def clock(duration_s: float) -> tuple[float, str]:
+    """(factor from seconds, unit) for a time axis of that length."""
+    return (1.0, "s") if duration_s <= 600 else (1 / 60, "min") if duration_s <= 18_000 else (1 / 3600, "h")
+
+
+def latency_unit(largest_ms: float | None) -> tuple[float, str]:
+    """(factor from milliseconds, unit) for values up to `largest_ms`: milliseconds, or seconds when large."""
+    return (1e-3, "s") if largest_ms is not None and largest_ms >= 10_000 else (1.0, "ms")
+
+
+def latency_row(summary: Mapping[str, Any], key: str) -> tuple[str, list[str]]:
+    """(unit, [mean, p50, p90, p99]) of one latency, all in the same unit."""
+    values = [summary[f"{stat}_{key}"] for stat in ("mean", "p50", "p90", "p99")]
+    scale, unit = latency_unit(values[-1])
+    return unit, [quantity(None if v is None else v * scale) for v in values]
+
+
+def slo(limits: Mapping[str, float]) -> str:
+    """The limits in one line: `TTFT <= 1 s, TPOT <= 50 ms`."""
+    return ", ".join(f"{name.upper()} <= {seconds(limit)}" for name, limit in limits.items())
+
+
+def title(result: Result) -> str:
+    """The scenario's name."""
+    return str(result.manifest.get("name") or "servecast run")
+
+
+def setup(result: Result) -> str:
+    """What ran, in one line: `llama-3.1-8b on 2 x h100-sxm (2 replicas), vllm-0.19`."""
+    facts, d = result.manifest, result.deployment
+    replicas = f" ({d.replicas} replicas)" if d.replicas > 1 else ""
+    engine = f", {facts['engine']}" if facts.get("engine") else ""
+    return f"{facts.get('model', 'model')} on {d.gpus} x {facts.get('gpu', 'GPU')}{replicas}{engine}"
+
+
+def verdict(result: Result) -> tuple[str, str]:
+    """(word, why): stable, saturated, not applicable or undecided."""
+    judged = result.saturation
+    if judged.saturated is None:
+        word, _, why = judged.why.partition(": ")
+        return word, why
+    return ("saturated" if judged.saturated else "stable"), judged.why
+
+
+def headline(word: str) -> str:
+    """A verdict's word as the start of a sentence."""
+    return word.capitalize() if word in ("stable", "saturated") else f"Saturation {word}"
+
+
+def consequence(word: str) -> str:
+    """What a verdict means for reading the latencies; empty where it means nothing."""
+    if word == "saturated":
+        return "Latencies grow with the length of such a run: read them as the state of an overloaded server."
+    return "The run is too short to tell whether the latencies are steady." if word == "undecided" else ""
+
+
+def notices(result: Result, summary: Mapping[str, Any]) -> list[str]:
+    """What is missing from the numbers: stopped early, rejected requests, rows of the trace that were dropped."""
+    lines = []
+    if not result.complete:
+        lines.append(
+            f"Partial run: stopped early with {requests(summary['completed'])} finished and {summary['unfinished']:,} "
+            "still waiting or running. The numbers are those of the finished requests, so long ones are missing."
+        )
+    if summary["rejected"]:
+        reasons = "; ".join(f"{n:,}: {REASONS.get(r, r)}" for r, n in summary["rejected_reasons"].items())
+        lines.append(f"Rejected at arrival: {summary['rejected']:,} of {requests(summary['submitted'])} ({reasons}).")
+    dropped = (result.manifest.get("workload") or {}).get("dropped") or {}
+    if total := sum(dropped.values()):
+        reasons = "; ".join(f"{n:,}: {reason}" for reason, n in dropped.items() if n)
+        lines.append(f"Dropped from the workload before the run: {requests(total)} ({reasons}).")
+    return lines
+
+
+def pricing(result: Result) -> str:
+    """How the steps were priced and how far to trust that."""
+    cost = result.manifest.get("cost") or {}
+    kinds = {"datasheet": "a roofline from the GPU's datasheet with assumed efficiencies"}
+    kind = str(cost.get("kind", "an unnamed cost model"))
+    return f"Step times: {kinds.get(kind, kind)}. Accuracy: {cost.get('accuracy', 'not yet validated')}."

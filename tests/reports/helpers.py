@@ -1,0 +1,88 @@
+"""Small real runs to report on: catalogue model and GPU, generated requests, the datasheet cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from calibrate.cost import datasheet_cost
+from calibrate.memory import plan_memory
+from sim.cluster import Cluster, Pool
+from sim.result import Deployment, Result
+from sim.schedulers.vllm_v1 import VllmV1
+from sim.source import ClosedLoop, OpenLoop
+from tests.calibrate.helpers import parts
+from workloads.generate import generate, generate_lengths
+
+LENGTHS = ({"kind": "lognormal", "mean": 1024, "cv": 1.0}, {"kind": "lognormal", "mean": 256, "cv": 1.0})
+
+
+def run(
+    n: int = 300,
+    rate: float = 8.0,
+    *,
+    replicas: int = 1,
+    concurrency: int | None = None,
+    kv_blocks: int | None = None,
+    max_model_len: int = 32_768,
+    lengths: tuple[dict[str, Any], dict[str, Any]] = LENGTHS,
+    slo: Mapping[str, float] | None = None,
+    keep_going: Callable[[int, float], bool] = lambda done, now: True,
+    **manifest: Any,
+) -> Result:
+    """Llama 3.1 8B on H100s; `manifest` entries replace those made here."""
+    model, layout, gpu, engine = parts("llama-3.1-8b", "h100-sxm", max_model_len=max_model_len)
+    memory = plan_memory(model, layout, gpu, engine)
+    source: OpenLoop | ClosedLoop
+    if concurrency is None:
+        trace = generate(n, 1, {"kind": "poisson", "rate": rate}, lengths)
+        source = OpenLoop(trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.max_tokens)
+    else:
+        prompt, output = generate_lengths(n, 1, lengths)
+        source = ClosedLoop(concurrency, prompt, output, output)
+    blocks = kv_blocks or memory.num_gpu_blocks
+    scheduler = VllmV1(
+        engine.max_num_batched_tokens, engine.max_num_seqs, scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl
+    )
+    cost = datasheet_cost(model, layout, gpu, engine)
+    pool = Pool(replicas, scheduler, cost, blocks, engine.block_size, engine.max_model_len, engine.async_scheduling)
+    cluster = Cluster(source, pool, "round-robin")
+    complete = cluster.run(keep_going)
+    fixed = memory.budget_bytes - memory.kv_bytes
+    usable = cluster.replicas[0].state.kv.usable
+    deployment = Deployment(
+        replicas, replicas, gpu.visible_bytes, fixed, usable, engine.block_size, memory.kv_bytes_per_token
+    )
+    options = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "async_scheduling")
+    facts: dict[str, Any] = {
+        "name": "chat on one H100",
+        "servecast": "0.1.0",
+        "model": model.name,
+        "gpu": gpu.id,
+        "engine": engine.preset,
+        "scenario": {"name": "chat on one H100", "model": model.name, "cluster": {"gpu": gpu.id, "tp": 1}},
+        "seed": 1,
+        "cost": cost.provenance,
+        "memory": asdict(memory),
+        "engine_options": {o: {"value": getattr(engine, o), "source": engine.sources[o]} for o in options},
+        "notes": list(engine.notes),
+        "not_modelled": ["prefix caching", "speculative decoding"],
+        "workload": {"source": "generated: poisson arrivals", "requests": n, "dropped": {}, "notes": []},
+    }
+    return Result(
+        cluster.log,
+        deployment,
+        slo or {},
+        facts | manifest,
+        submitted=cluster.submitted,
+        open_loop=concurrency is None,
+        complete=complete,
+    )
+
+
+def tokens(result: Result, column: str) -> float:
+    """The sum of a column of the step log."""
+    return float(np.sum(result.steps[column].to_numpy()))
