@@ -52,8 +52,8 @@ class DatasheetCost:
     """The datasheet roofline, compiled into lookups; built by `datasheet_cost`.
 
     Lists are indexed by the step's tokens (`tokens_s`) or sampled sequences (`samples_s`, `decode_s`, `after_s`,
-    `floor_s`); all entries are seconds. Attention is priced per chunk and per KV token. Host time: `after_s` is added
-    to the GPU time, `floor_s` is the least that a step can take.
+    `floor_s`, and `lines`, the decode lines made of them); all entries are seconds. Attention is priced per chunk and
+    per KV token. Host time: `after_s` is added to the GPU time, `floor_s` is the least that a step can take.
     """
 
     tokens_s: list[float]
@@ -61,6 +61,7 @@ class DatasheetCost:
     decode_s: list[float]
     after_s: list[float]
     floor_s: list[float]
+    lines: list[tuple[float, float, float]]
     pair_s: float
     chunk_kv_token_s: float
     chunk_query_s: float
@@ -71,7 +72,7 @@ class DatasheetCost:
     def step_s(self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int) -> float:
         """Seconds of one step; see `StepCost`. Sequences and tokens must be within the engine's limits."""
         if not chunks:
-            a, b, floor = self.decode_line(decodes)
+            a, b, floor = self.lines[decodes]
             return max(floor, a + b * kv_tokens)
         tokens = decodes
         attention = self.prefill_fixed_s
@@ -89,8 +90,7 @@ class DatasheetCost:
 
     def decode_line(self, decodes: int) -> tuple[float, float, float]:
         """See `StepCost`."""
-        a = self.tokens_s[decodes] + self.samples_s[decodes] + self.decode_s[decodes] + self.after_s[decodes]
-        return a, self.decode_kv_token_s, self.floor_s[decodes]
+        return self.lines[decodes]
 
 
 def datasheet_cost(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineSpec) -> DatasheetCost:
@@ -127,12 +127,14 @@ def datasheet_cost(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: Engi
         floor = np.zeros_like(samples)
     for table in (times["tokens"], times["samples"], decode, after, floor):
         table[0] = 0.0  # a step without work costs nothing
+    base = times["tokens"][: engine.max_num_seqs + 1] + times["samples"] + decode + after
     return DatasheetCost(
         tokens_s=times["tokens"].tolist(),
         samples_s=times["samples"].tolist(),
         decode_s=decode.tolist(),
         after_s=after.tolist(),
         floor_s=floor.tolist(),
+        lines=[(a, kv_token_s, least) for a, least in zip(base.tolist(), floor.tolist(), strict=True)],
         pair_s=pair_flops / (share.prefill_flops * peak),
         chunk_kv_token_s=kv_bytes * decode_byte_s,
         chunk_query_s=query_bytes * decode_byte_s,

@@ -44,11 +44,18 @@ class Clock(simpy.Environment):
         heappush(self._queue, (time, STEP_END, next(self._eid), event))  # type: ignore[misc]
         return event
 
+    def call_again(self, time: float, event: At, call: Callable[[simpy.Event], None]) -> At:
+        """As `call_at`, with an event that has fired and that nothing else holds."""
+        event.callbacks = [call]
+        heappush(self._queue, (time, STEP_END, next(self._eid), event))  # type: ignore[misc]
+        return event
+
     def steps(self, events: int) -> bool:
         """Process up to `events` events. False when none is left."""
+        step = self.step
         try:
             for _ in range(events):
-                self.step()
+                step()
         except simpy.core.EmptySchedule:
             return False
         return True

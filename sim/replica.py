@@ -20,12 +20,13 @@ from typing import Protocol
 import numpy as np
 from simpy import Event
 
-from sim.clock import Clock
+from sim.clock import At, Clock
 from sim.request import Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
 from sim.steplog import Log
 
+_NOBODY: list[Request] = []
 LONG_RUN = 32
 """Steps from which numpy computes a run's ends faster than a loop; both give the same sums, bit for bit."""
 
@@ -66,6 +67,7 @@ class Replica:
         self._log = log
         self._on_finish = on_finish
         self._max_model_len = max_model_len
+        self._always_fits = min(max_model_len, state.kv.usable * state.kv.block_size)  # tokens of one request
         self._async = asynchronous
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
@@ -76,7 +78,7 @@ class Replica:
         self._ends_s: Sequence[float] = ()  # end of each step of the run
         self._surplus = 0  # decodes in the batch that are already finished
         self._interruptible = False
-        self._wake: Event | None = None
+        self._wake: At | None = None
 
     @property
     def in_flight(self) -> int:
@@ -85,9 +87,7 @@ class Replica:
 
     def submit(self, request: Request) -> None:
         """A request arrives now. One that can never be served is rejected: logged, with the reason."""
-        request.replica = self.index
-        rejection = self._rejection(request)
-        if rejection:
+        if request.prompt_tokens + request.max_tokens > self._always_fits and (rejection := self._rejection(request)):
             self._record(request, rejection)
             # By an event of its own: a client whose requests are all rejected would otherwise recurse.
             self._clock.call_at(request.arrival_s, lambda _: self._on_finish(request, request.arrival_s))
@@ -140,17 +140,18 @@ class Replica:
 
     def finish_run(self) -> list[Request]:
         """The run in progress has ended: give out its tokens. Returns the requests that finished."""
-        batch, ends, state, log = self.batch, self._ends_s, self.state, self._log
+        batch, ends, state = self.batch, self._ends_s, self.state
         assert batch is not None
-        chunks, start_s = batch.chunks, self._start_s
-        decodes, kv = state.decodes, state.kv
-        steps, now = len(ends), ends[-1]
+        chunks, decodes, kv = batch.chunks, state.decodes, state.kv
+        steps, now, first_step = len(ends), ends[-1], state.step
         blocks = kv.usable - kv.free
+        blocks_end = blocks
         if steps > 1:
-            kv.free -= decodes.demand_over(state.step + 1, steps - 1)
-        first_step, last_step = state.step, state.step + steps - 1
+            more = decodes.demand_over(first_step + 1, steps - 1)
+            kv.free -= more
+            blocks_end += more
+        state.step = next_step = first_step + steps
         decodes.kv_tokens += steps * decodes.count
-        state.step = next_step = last_step + 1
         gaps = batch.decodes
         if self._surplus:
             gaps -= self._surplus
@@ -163,16 +164,16 @@ class Replica:
             prefill_tokens += tokens
             if request.computed == request.target:
                 output_tokens += 1
-                self._first_token(request, now, last_step)
-        rows = log.steps
+                self._first_token(request, now, first_step)
+        rows = self._log.steps
         rows.extend(
             rows.pack(
                 self.index,
                 first_step,
-                start_s,
+                self._start_s,
                 now,
                 steps,
-                ends[0] - start_s,
+                ends[0] - self._start_s,
                 len(chunks),
                 prefill_tokens,
                 batch.decodes,
@@ -182,11 +183,11 @@ class Replica:
                 len(state.running) - len(self._ended),
                 len(state.waiting) + len(self._incoming),
                 blocks,
-                kv.usable - kv.free,
+                blocks_end,
                 len(batch.preempted),
             )
         )
-        finished = decodes.finished(last_step) if decodes.next_finish == last_step else []
+        finished = decodes.finished(next_step - 1) if decodes.next_finish == next_step - 1 else _NOBODY
         for request in finished:
             request.finish_s = now
             # A request that reaches its cap is known to end and not planned again; one that stops before it is, if the
@@ -198,21 +199,23 @@ class Replica:
             else:
                 state.release(request)
                 self._record(request)
-        if self._incoming and steps > 1:  # what arrived before the last step began is known to the plan made there
+        if steps > 1 and self._incoming:  # what arrived before the last step began is known to the plan made there
             seen = ends[-2]
             while self._incoming and self._incoming[0].arrival_s <= seen:
                 state.waiting.append(self._incoming.popleft())
         return finished
 
     def _on_wake(self, event: Event) -> None:
-        if event is not self._wake:
+        wake = self._wake
+        if event is not wake:
             return  # the run was cut short since
+        assert wake is not None
         if self.batch is None:
-            finished, now = [], self._clock.now
+            finished, now = _NOBODY, self._clock.now
         else:
             now = self._ends_s[-1]
             finished = self.finish_run()
-        self._wake = self._clock.call_at(self._ends_s[-1], self._on_wake) if self.start_run(now) else None
+        self._wake = self._clock.call_again(self._ends_s[-1], wake, self._on_wake) if self.start_run(now) else None
         for request in finished:
             self._on_finish(request, now)
 
@@ -249,11 +252,10 @@ class Replica:
 
     def _catch_up(self, batch: Batch) -> bool:
         """After an asynchronous plan: release what ended and let in what arrived. True if the next plan may differ."""
-        state = self.state
+        state, ended, incoming = self.state, self._ended, self._incoming
         had_queue = bool(state.waiting)
-        arrived, released = bool(self._incoming), bool(self._ended)
         surplus = 0
-        for request in self._ended:
+        for request in ended:
             self._record(request)
             if request.ticket not in state.running:
                 continue  # preempted by this very plan
@@ -264,12 +266,16 @@ class Replica:
                     surplus += 1
                     request.computed += 1
             state.release(request)
-        self._ended.clear()
+        again = surplus > 0
+        if incoming:
+            state.waiting.extend(incoming)
+            incoming.clear()
+            again = again or not had_queue
+        if ended:
+            again = again or bool(state.waiting)
+            ended.clear()
         self._surplus = surplus
-        if arrived:
-            state.waiting.extend(self._incoming)
-            self._incoming.clear()
-        return bool(surplus) or (bool(state.waiting) and (released or (arrived and not had_queue)))
+        return again
 
     def _first_token(self, request: Request, now: float, step: int) -> None:
         """A prompt is complete, so its step yields a token: the first, or the next one after a preemption."""
@@ -316,7 +322,7 @@ class Replica:
         rows.extend(
             rows.pack(
                 request.id,
-                request.replica,
+                self.index,
                 request.arrival_s,
                 request.scheduled_s,
                 request.first_token_s,

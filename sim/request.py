@@ -31,7 +31,6 @@ class Request:
         "output_tokens",
         "preemptions",
         "prompt_tokens",
-        "replica",
         "scheduled_s",
         "target",
         "ticket",
@@ -43,7 +42,6 @@ class Request:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens
-        self.replica = -1
         self.target = prompt_tokens  # tokens to have in KV before the next output token: the prompt, and what was produced before a preemption
         self.computed = 0
         self.emitted = 0  # output tokens before the last preemption; while decoding, finish_step tells

@@ -55,7 +55,11 @@ class State:
         request.ticket = ticket = self.tickets
         self.tickets = ticket + 1
         self.running[ticket] = request
-        self.prefill(batch, request, tokens)
+        request.computed = tokens
+        self.kv.free += -tokens // self.kv.block_size
+        batch.chunks.append((request, tokens, 0))
+        if tokens != request.target:
+            self.prefilling[ticket] = request
 
     def prefill(self, batch: Batch, request: Request, tokens: int) -> None:
         """Give a running request the blocks for its next `tokens` prompt tokens and put the chunk into the batch."""
@@ -92,4 +96,4 @@ class State:
     def release(self, request: Request) -> None:
         """A finished request gives back its place and its blocks."""
         del self.running[request.ticket]
-        self.kv.free += self.kv.blocks(request.computed)
+        self.kv.free -= -request.computed // self.kv.block_size

@@ -122,6 +122,7 @@ class VllmV1:
 
     def _admit(self, state: State, batch: Batch, budget: int, chunk_limit: int) -> None:
         waiting, running, kv = state.waiting, state.running, state.kv
+        size = kv.block_size
         while waiting and budget > 0 and len(running) < self.max_num_seqs:
             target = waiting[0].target
             tokens = target if target < chunk_limit else chunk_limit
@@ -129,7 +130,7 @@ class VllmV1:
                 if not self.enable_chunked_prefill:
                     break
                 tokens = budget
-            if kv.blocks(target if self.scheduler_reserve_full_isl else tokens) > kv.free:
+            if (target if self.scheduler_reserve_full_isl else tokens) > kv.free * size:
                 break
             state.admit(batch, tokens)
             budget -= tokens
