@@ -1,0 +1,76 @@
+"""One simulated replica for tests, with a cost whose shape is a real one's, and the invariants of every run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.clock import Clock
+from sim.kvcache import KVCache
+from sim.replica import Replica
+from sim.state import State
+from sim.steplog import Log
+
+
+@dataclass(frozen=True)
+class LinearCost:
+    """Seconds linear in everything; `straight` False hides the decode line, so that every step is asked for."""
+
+    base: float = 0.5
+    token: float = 0.0625
+    decode: float = 0.125
+    kv: float = 0.001
+    attention: float = 0.0001
+    floor: float = 0.0
+    straight: bool = True
+
+    def decode_line(self, decodes):
+        return (self.base + self.decode * decodes, self.kv, self.floor) if self.straight else None
+
+    def step_s(self, chunks, decodes, kv_tokens):
+        a = self.base + self.decode * decodes
+        if chunks:
+            a += sum(self.token * q + self.attention * q * (context + q) for q, context in chunks)
+        return max(self.floor, a + self.kv * kv_tokens)
+
+
+def simulate(policy, cost, num_blocks, block_size, asynchronous, source, max_model_len=10**9):
+    """Run `source` on one replica; (the replica, its log). The invariants have been checked."""
+    clock, log = Clock(), Log()
+    state = State(KVCache(num_blocks, block_size))
+    replica = Replica(
+        0, clock, state, policy, cost, log, source.on_finish, max_model_len=max_model_len, asynchronous=asynchronous
+    )
+    clock.process(source.start(clock, replica.submit))
+    clock.run()
+    assert len(log.requests) == source.total
+    check_invariants(log, policy, num_blocks)
+    assert state.kv.free == state.kv.usable
+    assert (state.decodes.count, state.decodes.kv_tokens, sum(state.decodes.phases)) == (0, 0, 0)
+    assert not (state.running or state.waiting or state.prefilling or replica.in_flight)
+    return replica, log
+
+
+def check_invariants(log, policy, num_blocks):
+    """Causality, a monotone clock, budgets, and conservation of tokens and blocks."""
+    requests, steps = log.requests.table(), log.steps.table()
+    done = requests["outcome"] < 2
+    times = [requests[c][done] for c in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")]
+    assert (times[0] <= times[1]).all()
+    assert (times[1] < times[2]).all()
+    assert (times[2] <= times[3]).all()
+    assert ((times[2] == times[3]) == (requests["output_tokens"][done] == 1)).all()
+    assert (steps["start_s"][1:] >= steps["end_s"][:-1]).all()
+    assert (steps["end_s"] > steps["start_s"]).all()
+    assert (steps["step"][1:] == (steps["step"] + steps["steps"])[:-1]).all()
+    assert (steps["prefill_tokens"] + steps["decodes"] <= policy.max_num_batched_tokens).all()
+    assert (steps["running"] <= policy.max_num_seqs).all()
+    assert (steps["prefill_tokens"] + steps["decodes"] > 0).all()
+    assert (steps["kv_blocks"] <= steps["kv_blocks_end"]).all()
+    assert (steps["kv_blocks_end"] <= num_blocks - 1).all()
+    assert steps["output_tokens"].sum() == requests["output_tokens"][done].sum()
+    recomputed = steps["prefill_tokens"].sum() - requests["prompt_tokens"][done].sum()
+    assert recomputed >= 0
+    assert requests["preemptions"].any() or recomputed == 0
+    assert np.isfinite(steps["end_s"]).all()
