@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from servecast.errors import ServecastError
 from sim.clock import Clock
 from sim.kvcache import KVCache
 from sim.replica import Replica, StepCost
@@ -14,10 +15,9 @@ from sim.schedulers import Scheduler
 from sim.source import Source
 from sim.state import State
 from sim.steplog import Log
-from servecast.errors import ServecastError
 
 EVENTS_PER_CHECK = 20_000
-"""SimPy events between two looks at the wall clock side: progress and the wish to stop."""
+"""SimPy events between two questions to `keep_going`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Cluster:
         self._submit = ROUTERS[router](self.replicas)
 
     def run(self, keep_going: Callable[[int, float], bool] = lambda done, now: True) -> bool:
-        """Simulate to the end. `keep_going(requests done, simulated seconds)` is asked now and then; False stops the run.
+        """Simulate to the end. `keep_going(requests done, simulated seconds)` is asked now and then; False stops early.
 
         Returns whether the run came to its end. Raises ServecastError when work is left that no replica can start.
         """
@@ -82,11 +82,12 @@ class Cluster:
 
     def _stuck(self) -> str:
         states = "; ".join(
-            f"replica {r.index}: {len(r.state.waiting)} waiting, {len(r.state.running)} running, {r.state.kv.free} of {r.state.kv.usable} KV blocks free"
+            f"replica {r.index}: {len(r.state.waiting)} waiting, {len(r.state.running)} running, "
+            f"{r.state.kv.free} of {r.state.kv.usable} KV blocks free"
             for r in self.replicas
             if r.in_flight
         )
         done = len(self.log.requests)
-        return f"no progress: after {done} of {self._source.total} requests no replica has anything it can run ({states})"
-
-
+        return (
+            f"no progress: after {done} of {self._source.total} requests no replica has anything it can run ({states})"
+        )

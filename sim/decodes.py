@@ -42,7 +42,7 @@ class Decodes:
             bucket.append(request)
 
     def finished(self, step: int) -> list[Request]:
-        """Take the requests that finish in `step` == `next_finish`, in order of admission (the engine's batch order)."""
+        """Take the requests that finish in `step`, which is `next_finish`, in order of admission: the batch order."""
         steps = self._finish_steps
         heappop(steps)
         self.next_finish = steps[0] if steps else -1

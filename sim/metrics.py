@@ -2,7 +2,7 @@
 
 Definitions (those of `vllm bench serve` where it has the metric):
 
-- TTFT: first token - arrival. E2E: last token - arrival. Queue time: start of the first step with work for the request - arrival.
+- TTFT: first token - arrival. E2E: last token - arrival. Queue time: start of the request's first step - arrival.
 - TPOT: (E2E - TTFT) / (output tokens - 1), per request; undefined for one output token, and then left out.
 - ITL: time between two consecutive tokens of a request; one value a token after the first.
 - Throughput: finished requests, and their tokens, over `duration`: from time 0 to the last token.
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 PERCENTILES = (50, 90, 99)
 
 PIECES = 64
-"""Above MANY_STEPS logged steps, a run of more steps than this counts as this many equal pieces in the ITL distribution."""
+"""Above MANY_STEPS logged steps, a longer run than this counts as this many equal pieces in the ITL distribution."""
 MANY_STEPS = 5_000_000
 
 GROWTH_LIMIT = 0.03
@@ -157,7 +157,9 @@ def saturation(requests: Mapping[str, Floats]) -> Saturation:
     edges = np.linspace(start, end, 5)
     early = requests["arrival_s"] <= edges[1]
     if float(np.median(e2e_s(requests)[early])) > (end - start) / 2:
-        return Saturation(None, "undecided: the first requests take longer than half of the time in which requests arrive")
+        return Saturation(
+            None, "undecided: the first requests take longer than half of the time in which requests arrive"
+        )
     times, count = in_system(requests, "finish_s")
     before, after = (time_average(times, count, float(edges[i]), float(edges[i + 1])) for i in (1, 3))
     middles = (edges[1:] + edges[:-1]) / 2

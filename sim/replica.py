@@ -294,7 +294,11 @@ class Replica:
     def _mark_gaps(self, batch: Batch, now: float) -> None:
         """Remember since when the requests that this plan left out have had no token."""
         for request in batch.preempted + batch.skipped:
-            if (request.emitted or request.decoding) and not request.finished and request.gap_from_s != request.gap_from_s:
+            if (
+                (request.emitted or request.decoding)
+                and not request.finished
+                and request.gap_from_s != request.gap_from_s
+            ):
                 request.gap_from_s = now
 
     def _catch_up_skipped(self, batch: Batch, now: float) -> int:

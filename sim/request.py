@@ -1,4 +1,4 @@
-"""A request while it moves through the simulation. The simulator's only per-request object; it lives from arrival to finish."""
+"""A request while it moves through the simulation: the only per-request object, from arrival to finish."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class Request:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens
-        self.target = prompt_tokens  # tokens to have in KV before the next output token: the prompt, and what was produced before a preemption
+        self.target = (
+            prompt_tokens  # KV tokens that its next output token needs: the prompt, and what it lost to preemption
+        )
         self.computed = 0
         self.emitted = 0  # output tokens before the last preemption; while decoding, finish_step tells
         self.decoding = False

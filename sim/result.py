@@ -95,7 +95,7 @@ class Result:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """The step log: a row an engine step or a run of equal decode steps, columns as in `sim.steplog.STEP_COLUMNS`."""
+        """The step log: a row an engine step or a run of decode steps; columns as in `sim.steplog.STEP_COLUMNS`."""
         import polars as pl
 
         frame = pl.DataFrame(self._steps)
@@ -170,7 +170,12 @@ class Result:
         if not len(steps["step"]):
             names = ("queue_size", "batch_size_current", "kv_cache_memory_used", "gpu_memory_used")
             empty = {f"{stat}_{name}": None for name in names for stat in ("mean", "peak")}
-            return empty | {"max_concurrent_requests": 0, "kv_peak_fraction": 0.0, "kv_mean_fraction": 0.0, "engine_steps": 0}
+            return empty | {
+                "max_concurrent_requests": 0,
+                "kv_peak_fraction": 0.0,
+                "kv_mean_fraction": 0.0,
+                "engine_steps": 0,
+            }
         share = (steps["end_s"] - steps["start_s"]) / (duration * d.replicas)
         batch = steps["prefill_requests"] + steps["decodes"]
         peak = float(steps["kv_blocks_end"].max())
@@ -199,5 +204,7 @@ class Result:
         self.requests.write_parquet(folder / "requests.parquet")
         self.steps.write_parquet(folder / "steps.parquet")
         for name, content in (("summary", self.summary()), ("manifest", dict(self.manifest))):
-            (folder / f"{name}.json").write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            (folder / f"{name}.json").write_text(
+                json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+            )
         return folder

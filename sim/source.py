@@ -21,7 +21,7 @@ CHUNK = 65_536
 
 
 class Source(Protocol):
-    """Where requests come from. `start` is a SimPy process; `on_finish` is called once a request is done or rejected."""
+    """Where requests come from: `start` is a SimPy process, `on_finish` hears of each request done or rejected."""
 
     total: int
 

@@ -51,7 +51,7 @@ REQUEST_COLUMNS = (
 
 OUTCOMES = ("length", "stop", "prompt_too_long", "over_max_model_len", "over_kv_cache")
 """What became of a request: finished at its `max_tokens` (`length`) or before it (`stop`); or rejected at arrival: its
-prompt leaves no room in `max_model_len`, prompt + max_tokens exceed `max_model_len`, or it can never fit the KV cache."""
+prompt leaves no room in `max_model_len`, prompt + max_tokens exceed it, or it can never fit the KV cache."""
 FINISHED = 2
 """The first outcomes are those of finished requests; the others are rejections."""
 
@@ -62,7 +62,7 @@ class Rows:
     Packed bytes, because that is four times faster than an array's `extend` and this is in the hot loop.
     """
 
-    __slots__ = ("columns", "extend", "pack", "_data")
+    __slots__ = ("_data", "columns", "extend", "pack")
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self.columns = columns
@@ -89,4 +89,3 @@ class Log:
         self.requests = Rows(REQUEST_COLUMNS)
         self.gaps = array("d")
         """Seconds between two tokens of one request with a preemption or a skipped step between them."""
-

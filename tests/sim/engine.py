@@ -48,7 +48,7 @@ def simulate(policy, cost, num_blocks, block_size, asynchronous, source, max_mod
     check_invariants(log, policy, num_blocks)
     assert state.kv.free == state.kv.usable
     assert (state.decodes.count, state.decodes.kv_tokens, sum(state.decodes.phases)) == (0, 0, 0)
-    assert not (state.running or state.waiting or state.prefilling or replica.in_flight)
+    assert not any((state.running, state.waiting, state.prefilling, replica.in_flight))
     return replica, log
 
 

@@ -36,7 +36,9 @@ class RecordedTimes:
 
 
 def options(folder):
-    config = json.loads(reference("reference", "vllm_cpu", *folder.split("/"), "summary.json").read_text())["scheduler_config"]
+    config = json.loads(reference("reference", "vllm_cpu", *folder.split("/"), "summary.json").read_text())[
+        "scheduler_config"
+    ]
     policy = VllmV1(
         max_num_batched_tokens=config["max_num_batched_tokens"],
         max_num_seqs=config["max_num_seqs"],
@@ -79,7 +81,15 @@ def replay(folder, run, policy, num_blocks, block_size, max_model_len):
     """(steps that agree, steps, preemptions, requests finished) of our scheduler driven by the recorded times."""
     state, log = State(KVCache(num_blocks, block_size)), Log()
     replica = Replica(
-        0, Clock(), state, policy, RecordedTimes(), log, lambda r, t: None, max_model_len=max_model_len, asynchronous=False
+        0,
+        Clock(),
+        state,
+        policy,
+        RecordedTimes(),
+        log,
+        lambda r, t: None,
+        max_model_len=max_model_len,
+        asynchronous=False,
     )
     pending = arrivals(folder, run)
     agree, total, busy, preemptions = 0, 0, False, 0

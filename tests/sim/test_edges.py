@@ -16,7 +16,11 @@ from tests.sim.engine import LinearCost, simulate
 
 def requests(rows):
     """An open loop of (arrival, prompt, output[, max_tokens]) rows."""
-    columns = [[r[0] for r in rows], *([r[i] for r in rows] for i in (1, 2)), [r[3] if len(r) > 3 else r[2] for r in rows]]
+    columns = [
+        [r[0] for r in rows],
+        *([r[i] for r in rows] for i in (1, 2)),
+        [r[3] if len(r) > 3 else r[2] for r in rows],
+    ]
     arrays = [np.array(c, dtype=float if i == 0 else np.int64) for i, c in enumerate(columns)]
     return OpenLoop(*arrays)
 
@@ -30,7 +34,9 @@ def outcomes(log):
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_prompts_at_the_limit(asynchronous):
     """A prompt must leave room for a token, and prompt + max_tokens must fit, as at vLLM's front end."""
-    source = requests([(0, 99, 1), (0, 100, 1), (0, 101, 1), (0, 50, 50), (0, 50, 51), (0, 50, 10, 51), (0, 50, 10, 50)])
+    source = requests(
+        [(0, 99, 1), (0, 100, 1), (0, 101, 1), (0, 50, 50), (0, 50, 51), (0, 50, 10, 51), (0, 50, 10, 50)]
+    )
     _, log = simulate(VllmV1(512, 8), LinearCost(), 100, 16, asynchronous, source, max_model_len=100)
     assert outcomes(log) == [
         "length", "prompt_too_long", "prompt_too_long", "length", "over_max_model_len", "over_max_model_len", "stop",
@@ -69,7 +75,7 @@ def test_an_arrival_at_a_step_end_is_seen_by_a_synchronous_plan_and_one_step_lat
 
 
 def test_a_stop_that_nobody_foresaw_costs_an_asynchronous_engine_one_more_step():
-    """A request that ends before its cap is decoded once more, since the next plan was made before its stop was seen."""
+    """A request that ends before its cap is decoded once more: the next plan was made before its stop was seen."""
     decoded = {}
     for cap in (5, 9):
         _, log = simulate(VllmV1(64, 8), LinearCost(), 100, 16, True, requests([(0, 8, 5, cap), (0, 8, 9)]))
@@ -96,7 +102,7 @@ class PlansNothing(VllmV1):
 def test_work_that_nobody_starts_is_an_error_that_shows_the_state():
     pool = Pool(1, PlansNothing(64, 8), LinearCost(), 100, 16, 1000, False)
     cluster = Cluster(requests([(0, 8, 4), (1, 8, 4)]), pool, "round-robin")
-    with pytest.raises(ServecastError, match="no progress: after 0 of 2 requests .*replica 0: 2 waiting, 0 running, 99 of 99"):
+    with pytest.raises(ServecastError, match=r"after 0 of 2 requests .*replica 0: 2 waiting, 0 running, 99 of 99"):
         cluster.run()
 
 

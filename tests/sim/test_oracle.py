@@ -17,7 +17,9 @@ from tests.sim.oracle import Naive, Oracle
 
 def expand(steps):
     """One (start, end, decodes, kv_tokens, prefill_tokens, gaps) per engine step."""
-    for row in zip(*(steps[c].tolist() for c in ("end_s", "steps", "decodes", "kv_tokens", "prefill_tokens")), strict=True):
+    for row in zip(
+        *(steps[c].tolist() for c in ("end_s", "steps", "decodes", "kv_tokens", "prefill_tokens")), strict=True
+    ):
         end, k, decodes, kv, prefill = row
         for i in range(int(k)):
             yield (end if i == k - 1 else None, decodes, kv + i * decodes, prefill)
@@ -62,7 +64,9 @@ def same(policy, cost, num_blocks, block_size, asynchronous, requests, concurren
     for a, e in zip(actual, expected, strict=True):
         assert a[1:] == e[1:]
         assert a[0] is None or a[0] == e[0]
-    lost = oracle.preemptions - steps["preempted"].sum()  # by a plan that left nothing to compute, so that it has no row
+    lost = (
+        oracle.preemptions - steps["preempted"].sum()
+    )  # by a plan that left nothing to compute, so that it has no row
     assert lost == 0 or (asynchronous and 0 < lost < 3)
     check_gaps(naive, oracle, steps, log)
     return oracle, log
@@ -134,7 +138,10 @@ def test_long_runs_equal_the_oracle(asynchronous, num_blocks):
     """Runs of hundreds of steps, summed by numpy, with and without scarce blocks."""
     rng = np.random.default_rng(3)
     arrivals = np.cumsum(rng.exponential(40.0, 60))
-    requests = [(float(a), int(p), int(o), int(o)) for a, p, o in zip(arrivals, rng.integers(1, 200, 60), rng.integers(1, 600, 60), strict=True)]
+    requests = [
+        (float(a), int(p), int(o), int(o))
+        for a, p, o in zip(arrivals, rng.integers(1, 200, 60), rng.integers(1, 600, 60), strict=True)
+    ]
     cost = LinearCost(base=0.01, token=0.0003, decode=0.0007, kv=0.000013, floor=0.017)
     oracle, log = same(VllmV1(256, 16), cost, num_blocks, 16, asynchronous, requests)
     assert (oracle.preemptions > 0) == (num_blocks == 60)
