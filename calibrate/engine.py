@@ -17,6 +17,7 @@ from servecast.errors import ServecastError, nearest, one_of
 
 INTEGERS = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 1, "block_size": 1,
             "long_prefill_token_threshold": 0, "num_gpu_blocks_override": 1}  # fmt: skip
+MOST = {"max_num_seqs": 2**22, "max_num_batched_tokens": 2**22}  # a step of each size is priced beforehand
 FLAGS = ("enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling")
 ELSEWHERE = {"tensor_parallel_size": "cluster.tp", "model": "model", "served_model_name": "model"}
 MODELLED = ("preset", *INTEGERS, "gpu_memory_utilization", *FLAGS)
@@ -77,13 +78,11 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
     Raises `ServecastError` with every problem: unknown preset or option, an option that is not modelled or that the
     version does not have, a value of the wrong kind, and vLLM's own start-up checks.
     """
-    name, notes = _resolve_preset(options.get("preset"))
+    check_options(options)
+    name, notes = _resolve_preset(options["preset"])
     preset = read("engines")["presets"][name]
     user = {key: value for key, value in options.items() if key != "preset"}
-    problems = [problem for key, value in user.items() if (problem := _refusal(key, value, name, preset))]
-    values: dict[str, Any] = {key: value for key, value in user.items() if key in MODELLED}
-    if problems:
-        raise ServecastError(*problems)
+    values: dict[str, Any] = {key: value for key, value in user.items() if key in MODELLED and value is not None}
     sources = dict.fromkeys(values, "user")
 
     def default(key: str, value: object, why: str = "") -> None:
@@ -118,6 +117,17 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
     )
 
 
+def check_options(options: Mapping[str, object]) -> None:
+    """Raises `ServecastError` with every problem of the options that shows without a model and a GPU. An option set to
+    None is not given: the preset's default holds."""
+    name, _ = _resolve_preset(options.get("preset"))
+    preset = read("engines")["presets"][name]
+    rest = {key: value for key, value in options.items() if key != "preset"}
+    problems = [problem for key, value in rest.items() if (problem := _refusal(key, value, name, preset))]
+    if problems:
+        raise ServecastError(*problems)
+
+
 def _resolve_preset(word: object) -> tuple[str, list[str]]:
     """The preset for `word`, and a note when its version is not listed and the nearest lower one stands in."""
     known = preset_names()
@@ -126,7 +136,8 @@ def _resolve_preset(word: object) -> tuple[str, list[str]]:
     match = re.fullmatch(r"vllm-(\d+)\.(\d+)(?:\.\d+)?", word) if isinstance(word, str) else None
     if not match:
         hint = nearest(word, known) if isinstance(word, str) else ""
-        raise ServecastError(f"engine.preset: {word!r} is not a preset{hint}; known: {one_of(known)}")
+        found = "missing" if word is None else f"{word!r} is not a preset{hint}"
+        raise ServecastError(f"engine.preset: {found}; known: {one_of(known)}")
     wanted = (int(match[1]), int(match[2]))
     lower = [name for name in known if _version(name) <= wanted]
     if not lower:
@@ -153,6 +164,8 @@ def _refusal(key: str, value: object, name: str, preset: Mapping[str, Any]) -> s
         return f"{where}: {value!r} is not modelled yet; {f'only {words} is accepted' if words else 'leave it out'}"
     if key in ELSEWHERE:
         return f"{where}: set it as {ELSEWHERE[key]} in the scenario"
+    if key in MODELLED and value is None:
+        return None
     if key not in MODELLED:
         return f"{where}: unknown option{nearest(key, [*MODELLED, *unmodelled])}; modelled: {one_of(MODELLED)}"
     if key in preset["absent"]:
@@ -166,10 +179,9 @@ def _refusal(key: str, value: object, name: str, preset: Mapping[str, Any]) -> s
     if key == "gpu_memory_utilization":
         good = isinstance(value, (int, float)) and 0 < value <= 1
         return None if good else f"{where} is {value!r}; expected a share above 0 and at most 1, such as 0.9"
-    if key == "num_gpu_blocks_override" and value is None:
-        return None
-    if not isinstance(value, int) or value < INTEGERS[key]:
-        return f"{where} is {value!r}; expected a whole number of at least {INTEGERS[key]}"
+    if not isinstance(value, int) or not INTEGERS[key] <= value <= MOST.get(key, 2**31 - 1):
+        most = f" and at most {MOST[key]:,}" if key in MOST else ""
+        return f"{where} is {value!r}; expected a whole number of at least {INTEGERS[key]}{most}"
     if key == "block_size" and value not in preset["block_sizes"]:
         return f"{where} is {value}; {name} allows {one_of(map(str, preset['block_sizes']))}"
     return None

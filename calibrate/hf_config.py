@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from calibrate.model import ModelSpec
-from servecast.errors import ServecastError, one_of
+from calibrate.model import ModelSpec, model_names
+from servecast.errors import ServecastError, nearest, one_of
 
 DENSE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "arcee")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -53,7 +53,11 @@ def _load(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
-        raise ServecastError(f"{file}: no such file; a model is a catalogue name or a path to a config.json") from None
+        hint = nearest(file.name.lower(), model_names())
+        raise ServecastError(
+            f"{file}: no such file{hint}; a model is a catalogue name or a path to a config.json "
+            "(nothing is downloaded)"
+        ) from None
     except OSError as error:
         raise ServecastError(f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -45,7 +45,8 @@ def print_summary(result: Result, console: Console) -> None:
         facts.add_row(name, Text(fact))
     console.print(facts)
     console.print()
-    console.print(Text(words.pricing(result)), highlight=False)
+    for sentence in (*words.notes(result), words.pricing(result)):
+        console.print(Text(sentence), highlight=False)
 
 
 def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:

@@ -166,6 +166,12 @@ def notices(result: Result, summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def notes(result: Result) -> list[str]:
+    """What was resolved or assumed on the way: about the workload, then about the engine."""
+    workload = result.manifest.get("workload") or {}
+    return [f"Note: {note}." for note in (*workload.get("notes", ()), *result.manifest.get("notes", ()))]
+
+
 def pricing(result: Result) -> str:
     """How the steps were priced and how far to trust that."""
     cost = result.manifest.get("cost") or {}

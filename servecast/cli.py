@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,21 +29,32 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except ServecastError as error:
-            for problem in error.problems:
-                click.echo(f"Error: {problem}", err=True)
-            ctx.exit(2)
+            problems = error.problems
+        except MemoryError as error:
+            problems = (
+                f"not enough memory: {error}; is workload.num_requests or the trace too large for this machine?",
+            )
+        for problem in problems:
+            click.echo(f"Error: {problem}", err=True)
+        ctx.exit(2)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="servecast")
+@click.version_option(package_name="servecast", prog_name="servecast")
 def main() -> None:
     """Forecast how an LLM serving deployment will behave: TTFT, TPOT, throughput and KV memory."""
 
 
 @main.command()
 @click.argument("scenario", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the scenario; may be repeated.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the results. [default: runs/NAME]")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the scenario; may be repeated."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the results. [default: runs/ and the name of the scenario file]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON only; write files only with --out.")
 @click.option("--show-resolved", is_flag=True, help="Print the scenario with every default filled in, and stop.")
 def run(scenario: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool, show_resolved: bool) -> None:
@@ -59,6 +71,10 @@ def run(scenario: Path, overrides: tuple[str, ...], out: Path | None, as_json: b
     if show_resolved:
         click.echo(_resolved(setup), nl=False)
         return
+    if not as_json:
+        out = out or Path("runs") / scenario.stem
+    if out is not None:
+        _make_folder(out)  # now, not when a long run has ended
     result = _simulate(setup)
     if as_json:
         import json
@@ -70,10 +86,12 @@ def run(scenario: Path, overrides: tuple[str, ...], out: Path | None, as_json: b
         from reports.terminal import print_summary
 
         print_summary(result, Console())
-        out = out or Path("runs") / scenario.stem
     if out is not None:
         result.save(out)
-        click.echo(f"Report: {out / 'report.html'}   (also summary.json, requests.parquet, steps.parquet, manifest.json)", err=as_json)
+        click.echo(
+            f"Report: {out / 'report.html'}   (also summary.json, requests.parquet, steps.parquet, manifest.json)",
+            err=as_json,
+        )
     if not result.complete:
         sys.exit(PARTIAL)
 
@@ -86,6 +104,15 @@ def list_(what: str) -> None:
 
     for line in LISTINGS[what]():
         click.echo(line)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ServecastError(f"--out {out}: no files can be written there: {error.strerror or error}") from None
 
 
 def _simulate(setup: Setup) -> Result:
@@ -133,9 +160,9 @@ def _progress() -> tuple[Callable[[int, int, float], bool], Callable[[], None]]:
 
 def _resolved(setup: Setup) -> str:
     """The scenario as YAML that can be run again, every engine option with where its value came from."""
-    import yaml
+    from servecast.yamlfile import dump_yaml
 
-    text = yaml.safe_dump(setup.resolved(), sort_keys=False, allow_unicode=True, width=10**6)
+    text = dump_yaml(setup.resolved())
     lines = []
     for line in text.splitlines():
         option = line.strip().partition(":")[0]
@@ -143,5 +170,7 @@ def _resolved(setup: Setup) -> str:
         lines.append(f"{line}  # {source}" if source else line)
     notes = [f"# {note}" for note in (*setup.engine.notes, *setup.requests.notes)]
     kv = setup.memory
-    notes.append(f"# KV cache: {kv.num_gpu_blocks:,} blocks of {kv.block_size} tokens, {kv.kv_tokens:,} tokens a replica")
+    notes.append(
+        f"# KV cache: {kv.num_gpu_blocks:,} blocks of {kv.block_size} tokens, {kv.kv_tokens:,} tokens a replica"
+    )
     return "\n".join([*notes, *lines]) + "\n"

@@ -32,15 +32,16 @@ class Result(Outcome):
     """What happened, and `save` with the report."""
 
     def save(self, folder: str | Path) -> Path:
-        """Write `report.html` beside the tables and the summary. Raises ServecastError when that cannot be done."""
+        """Write the tables, the summary, the manifest and `report.html`. Raises ServecastError when that fails."""
+        from polars.exceptions import PolarsError
+
         from reports.html import report_html
 
         try:
-            folder = super().save(folder)
-            (folder / "report.html").write_text(report_html(self), encoding="utf-8")
-        except OSError as error:
-            raise ServecastError(f"{folder}: cannot write the results: {error.strerror or error}") from None
-        return folder
+            return self.write(folder, {"report.html": report_html(self)})
+        except (OSError, PolarsError) as error:  # polars has its own word for a full disk
+            reason = getattr(error, "strerror", None) or error
+            raise ServecastError(f"{folder}: cannot write the results: {reason}") from None
 
 
 def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float], bool] | None = None) -> Result:
@@ -109,7 +110,8 @@ def manifest(setup: Setup) -> dict[str, Any]:
 def _source(setup: Setup) -> Source:
     r = setup.requests
     if r.concurrency is not None:
-        return ClosedLoop(r.concurrency, r.prompt_tokens, r.output_tokens, r.max_tokens)
+        clients = min(r.concurrency, len(r.prompt_tokens))  # the others would have nothing to send
+        return ClosedLoop(clients, r.prompt_tokens, r.output_tokens, r.max_tokens)
     assert r.arrival_s is not None
     return OpenLoop(r.arrival_s, r.prompt_tokens, r.output_tokens, r.max_tokens)
 

@@ -6,31 +6,40 @@ What a model, GPU, engine option, arrival process or length distribution may be 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from calibrate.engine import resolve_engine
+from calibrate.engine import check_options, resolve_engine
 from calibrate.hardware import load_gpu
 from calibrate.model import load_model
 from servecast.errors import ServecastError, nearest, one_of
+from servecast.mistakes import MistakeError, say, shown
 from servecast.units import Duration
 from servecast.yamlfile import YamlFile, load_yaml
 from sim.routers import ROUTERS
 from workloads.arrivals import ARRIVALS
 from workloads.kinds import Registry, check_kind
 from workloads.lengths import LENGTHS
+from workloads.readers import READERS
+from workloads.trace import MAX_TOKENS
 
-
-
-class _Problems(ValueError):
-    """Several problems of one value; each continues the value's key path (`.kind: unknown ...` or `: ...`)."""
-
-    def __init__(self, problems: Iterable[str]) -> None:
-        super().__init__()
-        self.problems = list(problems)
+MAX_REQUESTS = 100_000_000
+MAX_REPLICAS = 100_000
+"""More than these is a slip of the pen, and would exhaust the memory before anything is said."""
 
 
 def _known(load: Callable[[str], object]) -> Callable[[str], str]:
@@ -40,7 +49,7 @@ def _known(load: Callable[[str], object]) -> Callable[[str], str]:
         try:
             load(word)
         except ServecastError as error:
-            raise _Problems(f": {problem.removeprefix('gpu: ')}" for problem in error.problems) from None
+            raise MistakeError(f": {re.sub('^(gpu|model): ', '', problem)}" for problem in error.problems) from None
         return word
 
     return check
@@ -51,15 +60,26 @@ def _kind_of(registry: Registry[Any]) -> Callable[[Any], Any]:
 
     def check(spec: Any) -> Any:
         if problems := check_kind(registry, spec, ""):
-            raise _Problems(problems)
+            raise MistakeError(problems)
         return spec
 
     return check
 
 
-def _router(word: str) -> None:
-    if word not in ROUTERS:
-        raise ServecastError(f"unknown router {word!r}{nearest(word, ROUTERS)}; known: {one_of(ROUTERS)}")
+def _named(what: str, names: Iterable[str]) -> Callable[[str], None]:
+    """Raises ServecastError for a word that is not among `names`."""
+
+    def check(word: str) -> None:
+        if word not in names:
+            raise ServecastError(f"unknown {what} {word!r}{nearest(word, names)}; known: {one_of(names)}")
+
+    return check
+
+
+def _cap(value: Any) -> Any:
+    if value == "unlimited" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_TOKENS):
+        return value
+    raise ValueError(f"{shown(value)} is neither a whole number of tokens from 1 to {MAX_TOKENS} nor unlimited")
 
 
 def is_path(model: str) -> bool:
@@ -71,19 +91,21 @@ Count = Annotated[int, Field(ge=1)]
 Arrivals = Annotated[dict[str, Any], AfterValidator(_kind_of(ARRIVALS))]
 LengthsOf = Annotated[dict[str, Any], AfterValidator(_kind_of(LENGTHS))]
 
-NOT_YET = {
-    "pp": "pipeline parallelism is not modelled yet",
-    "dp": "data parallelism inside an engine is not modelled yet; use replicas for independent engines",
-    "ep": "expert parallelism is not modelled yet",
-    "links": "links between pools are not modelled yet",
-    "sessions": "sessions are not modelled yet",
-    "classes": "request classes are not modelled yet",
-}
-"""Keys that the design has and this version does not."""
+Format = Annotated[str, AfterValidator(_known(_named("trace format", READERS)))]
+Cap = Annotated[int | Literal["unlimited"], BeforeValidator(_cap)]
+Limit = Annotated[Duration, Field(gt=0)]
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, value: Any) -> Any:
+        """`key: null` (also `--set key=null`) takes a key back; a required one is then missing."""
+        if not isinstance(value, dict):
+            return value
+        return {key: v for key, v in value.items() if v is not None or key not in cls.model_fields}
 
 
 class PoolPart(_Part):
@@ -92,19 +114,26 @@ class PoolPart(_Part):
     role: Literal["unified", "prefill", "decode"] = "unified"
     gpu: Annotated[str, AfterValidator(_known(load_gpu))]
     tp: Count = 1
-    replicas: Count = 1
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
 
 
 class ClusterPart(_Part):
     """Where it runs: pools and a router. `{gpu: ..., tp: ..., replicas: ...}` is the short form of one unified pool."""
 
     pools: list[PoolPart] = Field(min_length=1)
-    router: Annotated[str, AfterValidator(_known(_router))] = "round-robin"
+    router: Annotated[str, AfterValidator(_known(_named("router", ROUTERS)))] = "round-robin"
 
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or "pools" in value:
+        if not isinstance(value, dict):
+            return value
+        if "pools" in value:
+            if short := [key for key in value if key in PoolPart.model_fields]:
+                raise ValueError(
+                    f"{one_of(short)} beside pools; write either the short form, cluster: {{gpu: ...}}, or every pool "
+                    "under pools (with --set: cluster.gpu changes the one, cluster.pools.0.gpu the other)"
+                )
             return value
         pool = {key: value[key] for key in value if key != "router"}
         return {"pools": [pool]} | ({"router": value["router"]} if "router" in value else {})
@@ -122,7 +151,7 @@ class LengthsPart(_Part):
     prompt: LengthsOf | None = None
     output: LengthsOf | None = None
     trace: str | None = None
-    format: str | None = None
+    format: Format | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> LengthsPart:
@@ -140,14 +169,14 @@ class WorkloadPart(_Part):
     """What arrives: a trace, generated arrivals, or a closed loop."""
 
     trace: str | None = None
-    format: str | None = None
+    format: Format | None = None
     rate_scale: Annotated[float, Field(gt=0, le=1e6)] | None = None
     window: Annotated[list[Duration], Field(min_length=2, max_length=2)] | None = None
-    num_requests: Count | None = None
+    num_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
     arrivals: Arrivals | None = None
     lengths: LengthsPart | None = None
     closed_loop: ClosedLoopPart | None = None
-    max_tokens: Count | Literal["unlimited"] | None = None
+    max_tokens: Cap | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> WorkloadPart:
@@ -160,10 +189,12 @@ class WorkloadPart(_Part):
             "arrivals": {"arrivals", "lengths", "num_requests", "max_tokens"},
             "closed_loop": {"closed_loop", "lengths", "num_requests", "max_tokens"},
         }[kind]
-        extra = sorted(name for name in type(self).model_fields if getattr(self, name) is not None and name not in takes)
-        needs = [] if kind == "trace" else [name for name in ("num_requests", "lengths") if getattr(self, name) is None]
+        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        extra = sorted(given - takes)
+        needs = [] if kind == "trace" else [name for name in ("num_requests", "lengths") if name not in given]
         if extra or needs:
-            said = [f"{one_of(extra)} has no meaning with {kind}"] * bool(extra) + [f"{one_of(needs)} missing"] * bool(needs)
+            said = [f"{one_of(extra)} has no meaning with {kind}"] * bool(extra)
+            said += [f"{one_of(needs)} missing"] * bool(needs)
             raise ValueError(f"{'; '.join(said)} ({kind} takes {one_of(sorted(takes - {kind}))})")
         if self.window is not None and not self.window[0] < self.window[1]:
             raise ValueError("window is [start, end] with start before end, for example [0s, 10min]")
@@ -173,9 +204,9 @@ class WorkloadPart(_Part):
 class SloPart(_Part):
     """Limits that every request should meet; goodput counts those that meet all of them."""
 
-    ttft: Duration | None = None
-    tpot: Duration | None = None
-    e2e: Duration | None = None
+    ttft: Limit | None = None
+    tpot: Limit | None = None
+    e2e: Limit | None = None
 
 
 class Scenario(_Part):
@@ -196,6 +227,15 @@ class Scenario(_Part):
     def _preset_alone(cls, value: Any) -> Any:
         return {"preset": value} if isinstance(value, str) else value
 
+    @field_validator("engine")
+    @classmethod
+    def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            check_options(options)
+        except ServecastError as error:
+            raise MistakeError(problem.removeprefix("engine") for problem in error.problems) from None
+        return options
+
     def at(self, problem: str) -> str:
         """`problem`, which begins with a key path, with the file and line of that key where there are any."""
         return self._file.at(problem) if self._file else problem
@@ -212,41 +252,29 @@ def load_scenario(path: str | Path, overrides: Iterable[str] | Mapping[str, obje
     every problem, each with file and line, what was found and what is allowed.
     """
     file = load_yaml(Path(path), overrides)
-    file.data.setdefault("name", Path(path).stem)
+    if file.data.get("name") is None:
+        file.data["name"] = Path(path).stem
     try:
         scenario = Scenario.model_validate(file.data)
     except ValidationError as error:
         short_form = isinstance(cluster := file.data.get("cluster"), dict) and "pools" not in cluster
-        problems = [p for e in error.errors() for p in _say(e, short_form)]
+        problems = [p for e in error.errors() for p in _said(e, short_form)]
         raise ServecastError(*map(file.at, problems + _engine_problems(file.data, problems))) from None
     scenario._file = file
     return scenario
 
 
-def _say(error: Any, short_form: bool) -> list[str]:
+def _said(error: Any, short_form: bool) -> list[str]:
     """A pydantic error as sentences that begin with the key path."""
     loc = [part for part in error["loc"] if not (isinstance(part, str) and "[" in part)]  # union branches are not keys
     if short_form and loc[:3] == ["cluster", "pools", 0]:
         loc = ["cluster", *loc[3:]]
-    key = ".".join(map(str, loc)) or "scenario"
-    kind, found = error["type"], error.get("input")
-    if kind == "extra_forbidden":
-        name = str(loc[-1])
-        if name in NOT_YET:
-            return [f"{key}: {NOT_YET[name]}"]
-        allowed = _fields(loc[:-1])
-        return [f"{key}: unknown key{nearest(name, allowed)}; allowed here: {one_of(allowed)}"]
-    if kind == "missing":
-        return [f"{key}: missing"]
-    if kind == "value_error":
-        cause = error["ctx"]["error"]
-        return [key + p for p in cause.problems] if isinstance(cause, _Problems) else [f"{key}: {cause}"]
-    message = str(error["msg"])
-    return [f"{key}: {found!r} is not allowed: {message[0].lower()}{message[1:]}"]
+    return say(error, ".".join(map(str, loc)) or "scenario", _fields(loc[:-1]))
 
 
 def _engine_problems(data: Mapping[str, Any], found: list[str]) -> list[str]:
-    """What is wrong with the engine options of a scenario that failed elsewhere, so that all is said at once."""
+    """How the engine options of a scenario that failed elsewhere clash with its model and GPU, so that all is said at
+    once."""
     pools = data.get("cluster", {}).get("pools") if isinstance(data.get("cluster"), dict) else None
     pool = pools[0] if isinstance(pools, list) and pools else data.get("cluster")
     engine = {"preset": e} if isinstance(e := data.get("engine"), str) else e

@@ -105,7 +105,11 @@ def set_up(scenario: Scenario) -> Setup:
     requests = ask(lambda: _requests(scenario, engine))
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in problems))
-    assert model and engine and memory and cost and requests
+    assert model
+    assert engine
+    assert memory
+    assert cost
+    assert requests
     return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, cost, requests)
 
 
@@ -168,8 +172,8 @@ def _capped(
         over = int((output > workload.max_tokens).sum())
         if over:
             raise ServecastError(
-                f"workload.max_tokens: {over:,} of {len(trace):,} requests have more output tokens (up to {output.max():,}) "
-                f"than {workload.max_tokens:,}; raise it, or shorten the output lengths"
+                f"workload.max_tokens: {over:,} of {len(trace):,} requests have more output tokens "
+                f"(up to {output.max():,}) than {workload.max_tokens:,}; raise it, or shorten the output lengths"
             )
         cap = np.full(len(trace), workload.max_tokens, dtype=np.int64)
     elif workload.max_tokens == "unlimited" and engine is not None:
@@ -182,5 +186,3 @@ def _capped(
 def memory_facts(plan: MemoryPlan) -> dict[str, Any]:
     """The memory plan as plain numbers, for the manifest."""
     return asdict(plan) | {"kv_tokens": plan.kv_tokens}
-
-

@@ -19,7 +19,8 @@ def parse_duration(value: object) -> float:
     except ValueError:
         number = math.nan
     if match is None or not math.isfinite(number) or match[2] not in SECONDS:
-        example = f"; write {value}s or {value}ms" if isinstance(value, int | float) and not isinstance(value, bool) else ""
+        bare = isinstance(value, int | float) and not isinstance(value, bool)
+        example = f"; write {value}s or {value}ms" if bare else ""
         raise ValueError(f"{value!r} is not a duration such as 500ms, 1.5s, 10min or 2h{example}")
     if number < 0:
         raise ValueError(f"{value!r} is negative")

@@ -24,7 +24,7 @@ from sim.clock import At, Clock
 from sim.request import Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
-from sim.steplog import Log
+from sim.steplog import LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, STOP, Log
 
 _NOBODY: list[Request] = []
 LONG_RUN = 32
@@ -312,16 +312,16 @@ class Replica:
         return len(back)
 
     def _rejection(self, request: Request) -> int:
-        """Index into OUTCOMES of the reason why `request` can never be served, or 0."""
+        """The outcome of a request that can never be served, or 0."""
         if request.prompt_tokens >= self._max_model_len:
-            return 2
+            return PROMPT_TOO_LONG
         if request.prompt_tokens + request.max_tokens > self._max_model_len:
-            return 3
+            return OVER_MAX_MODEL_LEN
         kv = self.state.kv
-        return 4 if kv.blocks(request.prompt_tokens + request.output_tokens - 1) > kv.usable else 0
+        return OVER_KV_CACHE if kv.blocks(request.prompt_tokens + request.output_tokens - 1) > kv.usable else 0
 
     def _record(self, request: Request, rejection: int = 0) -> None:
-        outcome = rejection or (0 if request.output_tokens == request.max_tokens else 1)
+        outcome = rejection or (LENGTH if request.output_tokens == request.max_tokens else STOP)
         rows = self._log.requests
         rows.extend(
             rows.pack(

@@ -95,11 +95,16 @@ class Result:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """The step log: a row an engine step or a run of decode steps; columns as in `sim.steplog.STEP_COLUMNS`."""
+        """The step log: a row an engine step or a run of decode steps; columns as in `sim.steplog.STEP_COLUMNS`.
+
+        And `kv_cache_bytes`, what `kv_blocks` are on each GPU of the replica.
+        """
         import polars as pl
 
         frame = pl.DataFrame(self._steps)
-        return frame.with_columns(pl.col(c).cast(pl.Int64) for c in frame.columns if c in INTEGERS | {"output_tokens"})
+        integers = [pl.col(c).cast(pl.Int64) for c in frame.columns if c in INTEGERS]
+        block_bytes = self.deployment.block_size * self.deployment.kv_bytes_per_token
+        return frame.with_columns(integers).with_columns(kv_cache_bytes=pl.col("kv_blocks") * block_bytes)
 
     @cached_property
     def itl(self) -> Distribution:
@@ -197,14 +202,30 @@ class Result:
             "engine_steps": int(steps["steps"].sum()),
         }
 
-    def save(self, folder: str | Path) -> Path:
-        """Write `summary.json`, `requests.parquet`, `steps.parquet` and `manifest.json` into `folder`."""
+    def write(self, folder: str | Path, texts: Mapping[str, str]) -> Path:
+        """Write `summary.json`, `manifest.json`, `requests.parquet`, `steps.parquet` and `texts` (name to content).
+
+        All files are written before any takes its name, so that a full disk leaves older results whole.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.requests.write_parquet(folder / "requests.parquet")
-        self.steps.write_parquet(folder / "steps.parquet")
-        for name, content in (("summary", self.summary()), ("manifest", dict(self.manifest))):
-            (folder / f"{name}.json").write_text(
-                json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
-            )
+        written: list[Path] = []
+
+        def part(name: str) -> Path:
+            written.append(folder / f"{name}.part")
+            return written[-1]
+
+        try:
+            self.requests.write_parquet(part("requests.parquet"))
+            self.steps.write_parquet(part("steps.parquet"))
+            tables = {"summary.json": self.summary(), "manifest.json": dict(self.manifest)}
+            dumped = {name: json.dumps(table, indent=2, allow_nan=False) + "\n" for name, table in tables.items()}
+            for name, text in (dumped | dict(texts)).items():
+                part(name).write_text(text, encoding="utf-8")
+            for path in written:
+                path.replace(path.with_suffix(""))
+        except BaseException:
+            for path in written:
+                path.unlink(missing_ok=True)
+            raise
         return folder

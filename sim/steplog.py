@@ -52,8 +52,9 @@ REQUEST_COLUMNS = (
 OUTCOMES = ("length", "stop", "prompt_too_long", "over_max_model_len", "over_kv_cache")
 """What became of a request: finished at its `max_tokens` (`length`) or before it (`stop`); or rejected at arrival: its
 prompt leaves no room in `max_model_len`, prompt + max_tokens exceed it, or it can never fit the KV cache."""
+LENGTH, STOP, PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE = range(len(OUTCOMES))
 FINISHED = 2
-"""The first outcomes are those of finished requests; the others are rejections."""
+"""Outcomes below this one are those of finished requests; the others are rejections."""
 
 
 class Rows:

@@ -71,7 +71,8 @@ def check_kind(registry: Registry[Any], spec: object, where: str) -> list[str]:
     problems += [f"{where}.{key}: unknown parameter{nearest(key, absent or parameters)}; {takes}" for key in unknown]
     problems += [f"{where}.{name}: missing; {takes}" for name in absent if parameters[name].required]
     for name, parameter in parameters.items():
-        if name in spec and (problem := parameter.number.problem(spec[name])):
+        given = name in spec and (parameter.required or spec[name] is not None)
+        if given and (problem := parameter.number.problem(spec[name])):
             problems.append(f"{where}.{name}: {problem}")
     if not problems:
         try:  # rules between parameters are the function's own; drawing nothing asks for them
@@ -85,8 +86,8 @@ def call_kind(registry: Registry[T], spec: Spec, n: int, rng: np.random.Generato
     """n values of the kind; the spec has passed `check_kind`."""
     function = registry[spec["kind"]]
     parameters = _parameters(function)
-    values = {name: int(v) if parameters[name].number.whole else v for name, v in spec.items() if name != "kind"}
-    return function(n, rng, **values)
+    given = {name: v for name, v in spec.items() if name != "kind" and v is not None}  # None: its default
+    return function(n, rng, **{name: int(v) if parameters[name].number.whole else v for name, v in given.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def test_unlisted_versions_resolve_downwards() -> None:
     assert parts(MODEL, "l4", preset="vllm-0.19.1")[3].preset == "vllm-0.19"
     assert "older than the oldest" in refusal(preset="vllm-0.9.2")
     assert "vllm-0.10" in refusal(preset="sglang-0.5")
-    assert "not a preset" in refusal(preset=None)
+    assert "engine.preset: missing" in refusal(preset=None)
 
 
 def test_unmodelled_and_unknown_options() -> None:
@@ -106,3 +106,14 @@ def test_layouts() -> None:
     qwen = load_model("qwen2.5-7b")  # 28 heads, 4 KV heads
     assert any("28" in problem for problem in check_layout(qwen, Parallelism(8), gpu))
     assert Parallelism(4).gpus == 4
+
+
+def test_an_option_set_to_none_is_not_given() -> None:
+    options = {"preset": "vllm-0.19", "max_num_seqs": None, "gpu_memory_utilization": None}
+    gpu, model = load_gpu("h100-sxm"), load_model(MODEL)
+    assert resolve_engine(options, gpu, model) == resolve_engine({"preset": "vllm-0.19"}, gpu, model)
+
+
+@pytest.mark.parametrize("option", ["max_num_seqs", "max_num_batched_tokens"])
+def test_limits_that_would_exhaust_the_memory_are_refused(option: str) -> None:
+    assert "at most 4,194,304" in refusal(**{option: 10**11})

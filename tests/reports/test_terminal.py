@@ -52,6 +52,12 @@ def test_dropped_rows_are_said() -> None:
     assert "Dropped from the workload before the run: 1,200 requests (1,200: no output tokens)." in text
 
 
+def test_notes_on_workload_and_engine_are_said() -> None:
+    result = run(2, workload={"notes": ["sorted by arrival"]}, notes=["vllm-0.20 is not a preset"])
+    text = " ".join(printed(result).split())
+    assert "Note: sorted by arrival. Note: vllm-0.20 is not a preset." in text
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

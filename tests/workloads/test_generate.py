@@ -193,3 +193,11 @@ def test_bad_seeds(seed: Any) -> None:
 def test_arrivals_beyond_the_time_limit_are_an_error_not_infinity() -> None:
     with pytest.raises(ServecastError, match="arrival_s"):
         generate(200_000, 1, {"kind": "constant", "rate": 1e-6}, ({"kind": "fixed", "tokens": 1},) * 2)
+
+
+def test_an_optional_parameter_set_to_none_is_not_given() -> None:
+    spec = {"kind": "lognormal", "mean": 100, "cv": 1.0}
+    assert check_kind(LENGTHS, {**spec, "max": None}, "prompt") == []
+    without, none = (call_kind(LENGTHS, s, 9, stream(1, "x")) for s in (spec, {**spec, "max": None}))
+    assert without.tolist() == none.tolist()
+    assert check_kind(LENGTHS, {**spec, "mean": None}, "prompt")[0].startswith("prompt.mean: None is not")

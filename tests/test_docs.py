@@ -1,0 +1,83 @@
+"""What the documentation tells people to type works: commands, snippets and scenarios, run small."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import servecast
+from servecast.cli import main
+from servecast.setup import set_up
+
+REPO = Path(__file__).parents[1]
+README = (REPO / "README.md").read_text(encoding="utf-8")
+SCENARIOS = sorted((REPO / "scenarios").glob("*.yaml"))
+SMALL = ["--set", "workload.num_requests=40"]
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.M | re.S)
+
+
+def commands():
+    """Every `servecast ...` line of the README's shell blocks and of the scenarios' comments."""
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    for path in SCENARIOS:
+        lines += [line.removeprefix("#").strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    return sorted({shlex.join(shlex.split(line, comments=True)) for line in lines if line.startswith("servecast ")})
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path, monkeypatch):
+    """A folder in which the scenarios lie as in a checkout, and where results may be written."""
+    (tmp_path / "scenarios").symlink_to(REPO / "scenarios")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_documented_commands(command):
+    words = shlex.split(command)[1:]
+    result = CliRunner().invoke(main, words + (SMALL if words[0] == "run" else []))
+    assert result.exit_code == 0, result.output
+
+
+def test_there_are_documented_commands():
+    assert len(commands()) > 10
+
+
+def test_the_python_snippet(tmp_path):
+    (snippet,) = blocks("python")
+    exec(snippet, {})
+    assert (tmp_path / "runs" / "from-python" / "report.html").exists()
+
+
+def test_the_scenario_in_the_readme(tmp_path):
+    (text,) = blocks("yaml")
+    with gzip.open(tmp_path / "azure.csv.gz", "wt") as file:
+        file.write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n")
+    (tmp_path / "scenario.yaml").write_text(text, encoding="utf-8")
+    setup = set_up(servecast.load_scenario("scenario.yaml"))
+    assert (setup.replicas, len(setup.requests.prompt_tokens)) == (2, 1)
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+def test_every_scenario_is_one_commented_question(path):
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith("?")
+    assert "# Answer: " in path.read_text(encoding="utf-8")
+    assert set(yaml.safe_load(path.read_text(encoding="utf-8"))) <= {
+        "name", "model", "engine", "cluster", "workload", "slo", "seed",
+    }  # fmt: skip
+
+
+def test_the_quickstart_sets_only_preset_and_workload():
+    scenario = yaml.safe_load((REPO / "scenarios" / "quickstart.yaml").read_text(encoding="utf-8"))
+    assert scenario["engine"] == {"preset": "vllm-0.19"}
+    assert scenario["cluster"] == {"gpu": "h100-sxm"}
