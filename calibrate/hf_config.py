@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from calibrate.model import ModelSpec, model_names
+from calibrate.catalog import read
+from calibrate.model import ModelSpec
 from servecast.errors import ServecastError, nearest, one_of
 
 DENSE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "arcee")
@@ -53,7 +54,7 @@ def _load(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
-        hint = nearest(file.name.lower(), model_names())
+        hint = nearest(file.name.lower(), read("models")["models"])
         raise ServecastError(
             f"{file}: no such file{hint}; a model is a catalogue name or a path to a config.json "
             "(nothing is downloaded)"

@@ -1,17 +1,12 @@
 """What a dense decoder-only transformer is made of: its sizes, and what they weigh in parameters and KV cache.
 
 Knows how the sizes shard under tensor parallelism, nothing of time: `operators.py` lists the work, `cost.py` prices
-it. `hf_config.py` reads the sizes from a Hugging Face config.json.
+it. `models.py` finds one by name or path.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from calibrate.catalog import read
-from servecast.errors import ServecastError, nearest, one_of
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 VOCAB_PADDING = 64  # vLLM pads the vocabulary of embedding and output weights to a multiple of this
@@ -84,35 +79,3 @@ class ModelSpec:
         layer += (ups * inner + self.hidden) * self.mlp_bias + 2 * self.head_dim * self.qk_norm
         embeddings = (1 if self.tied_embeddings else 2) * (vocab // tp) * self.hidden
         return self.layers * layer + embeddings + self.hidden
-
-
-def model_names() -> list[str]:
-    """The catalogue's names, in its order."""
-    return list(read("models")["models"])
-
-
-def load_model(name_or_path: str) -> ModelSpec:
-    """A catalogue model, or the one that a `config.json` (or the folder that holds it) describes.
-
-    Raises `ServecastError` for an unknown name, a bad file, and an architecture that is not priced yet, with the
-    reason.
-    """
-    catalogue = read("models")
-    entry: dict[str, Any] | None = catalogue["models"].get(name_or_path)
-    if entry is not None:
-        fields = {k: v for k, v in entry.items() if k not in ("params", "count", "source")}
-        return ModelSpec(**{"name": name_or_path, "head_dim": fields["hidden"] // fields["heads"], **fields})
-    if name_or_path in catalogue["unpriced"]:
-        raise ServecastError(
-            f"model: {name_or_path!r} is not priced yet: {catalogue['unpriced'][name_or_path]}. "
-            f"Priced are dense models with full attention: {one_of(model_names())}"
-        )
-    if "/" in name_or_path or name_or_path.endswith(".json") or Path(name_or_path).exists():
-        from calibrate.hf_config import read_config  # only scenarios that name a file need it
-
-        return read_config(Path(name_or_path))
-    hint = nearest(name_or_path.lower(), [*model_names(), *catalogue["unpriced"]])
-    raise ServecastError(
-        f"model: {name_or_path!r} is neither in the catalogue{hint} nor a path to a config.json; "
-        f"catalogue: {one_of(model_names())}"
-    )

@@ -175,6 +175,6 @@ def notes(result: Result) -> list[str]:
 def pricing(result: Result) -> str:
     """How the steps were priced and how far to trust that."""
     cost = result.manifest.get("cost") or {}
-    kinds = {"datasheet": "a roofline from the GPU's datasheet with assumed efficiencies"}
+    kinds = {"datasheet": "a roofline from the GPU's datasheet with stated efficiencies"}
     kind = str(cost.get("kind", "an unnamed cost model"))
     return f"Step times: {kinds.get(kind, kind)}. Accuracy: {cost.get('accuracy', 'not yet validated')}."

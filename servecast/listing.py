@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from calibrate.engine import preset_names
 from calibrate.hardware import GIB, gpu_ids, load_gpu
-from calibrate.model import load_model, model_names
+from calibrate.models import load_model, model_names
 
 
 def models() -> Iterable[str]:

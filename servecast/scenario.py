@@ -25,7 +25,7 @@ from pydantic import (
 
 from calibrate.engine import check_options, resolve_engine
 from calibrate.hardware import load_gpu
-from calibrate.model import load_model
+from calibrate.models import load_model
 from servecast.errors import ServecastError, nearest, one_of
 from servecast.mistakes import MistakeError, say, shown
 from servecast.units import Duration

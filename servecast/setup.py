@@ -14,7 +14,8 @@ from calibrate.engine import MODELLED, EngineSpec, resolve_engine
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.layout import Parallelism, check_layout
 from calibrate.memory import MemoryPlan, plan_memory
-from calibrate.model import ModelSpec, load_model
+from calibrate.model import ModelSpec
+from calibrate.models import load_model
 from servecast.errors import ServecastError
 from servecast.scenario import LengthsPart, Scenario, WorkloadPart, is_path
 from workloads.generate import Lengths, generate, generate_lengths

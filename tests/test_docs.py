@@ -51,6 +51,12 @@ def test_there_are_documented_commands():
     assert len(commands()) > 10
 
 
+def test_the_readme_shows_what_the_quickstart_prints():
+    (shown,) = blocks("text")
+    result = CliRunner().invoke(main, ["run", "scenarios/quickstart.yaml"], env={"COLUMNS": "80"})
+    assert [line.rstrip() for line in result.output.splitlines()] == shown.splitlines()
+
+
 def test_the_python_snippet(tmp_path):
     (snippet,) = blocks("python")
     exec(snippet, {})

@@ -7,7 +7,8 @@ from calibrate.engine import EngineSpec, resolve_engine
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.layout import Parallelism
 from calibrate.memory import MemoryPlan, plan_memory
-from calibrate.model import ModelSpec, load_model
+from calibrate.model import ModelSpec
+from calibrate.models import load_model
 
 
 def parts(

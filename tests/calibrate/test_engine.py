@@ -7,7 +7,7 @@ import pytest
 from calibrate.engine import preset_names, resolve_engine
 from calibrate.hardware import load_gpu
 from calibrate.layout import Parallelism, check_layout
-from calibrate.model import load_model
+from calibrate.models import load_model
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import parts
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from calibrate.catalog import read
-from calibrate.model import ModelSpec, load_model, model_names
+from calibrate.model import ModelSpec
+from calibrate.models import load_model, model_names
 from servecast.errors import ServecastError
 
 CONFIGS = Path(os.environ.get("SERVECAST_REFERENCE", Path(__file__).parents[3] / "shared")) / "reference/model_configs"
