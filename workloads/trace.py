@@ -1,6 +1,8 @@
 """A trace: when requests arrive and how many tokens each one brings and asks for.
 
-Columns, not objects: a million requests are four arrays. It knows nothing of files, generators, GPUs or schedulers.
+Columns, not objects: a million requests are four arrays, and a few more where the source knows more: what prompts
+begin with, which requests are turns of one session, of which class they are, when clients give up. It knows nothing of
+files, generators, GPUs or schedulers.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servecast.errors import ServecastError
+from workloads.prefix import Prefix
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,6 +29,42 @@ MAX_TIME_S = 1e11
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Turns:
+    """Requests that wait for others: turns of sessions. All arrays have shape (n,).
+
+    previous: the position of the request whose answer this one follows, before its own; -1 for the first of a session
+        and for requests on their own.
+    think_s: seconds from that answer's last token to this request; 0 where previous is -1.
+    """
+
+    previous: Ints
+    think_s: Floats
+
+    def problems(self, n: int) -> list[str]:
+        """What contradicts the description, for a trace of n requests."""
+        if self.previous.shape != (n,) or self.think_s.shape != (n,):
+            return [f"turns: {self.previous.size} and {self.think_s.size} values for {n} requests"]
+        wrong = np.flatnonzero((self.previous < -1) | (self.previous >= np.arange(n)))
+        found = (
+            [f"turns: previous is not an earlier request at {_positions(wrong, self.previous)}"] if wrong.size else []
+        )
+        late = np.flatnonzero(~((self.think_s >= 0) & (self.think_s <= MAX_TIME_S)))
+        if late.size:
+            found.append(f"turns: think_s is negative or no number at {_positions(late, self.think_s)}")
+        followed = self.previous[self.previous >= 0]
+        if not found and np.unique(followed).size != followed.size:
+            found.append("turns: two requests follow the same one; a session has one next turn")
+        return found
+
+    def rows(self, index: NDArray[np.intp]) -> Turns:
+        """The requests `index`, ascending; one whose predecessor is left out begins a session of its own."""
+        position = np.full(self.previous.size + 1, -1, dtype=np.int64)  # its last entry is where -1 points
+        position[index] = np.arange(index.size)
+        previous = position[self.previous[index]]
+        return Turns(previous, np.where(previous >= 0, self.think_s[index], 0.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """n >= 1 requests in the order in which they arrive; every array has shape (n,) and is read-only.
 
@@ -33,6 +72,12 @@ class Trace:
     prompt_tokens, output_tokens: tokens, 1 or more. output_tokens is the true length, hidden from schedulers.
     max_tokens: the client's cap, at least output_tokens; equal to it unless the source says otherwise (the benchmark
         convention `ignore_eos`).
+    prefix: the content blocks that each prompt begins with, where known.
+    turns: which requests follow the answer of another one, where known. arrival_s is then when the source saw them
+        arrive, which a replay of sessions ignores for all but first turns.
+    classes: (int64[n] index, names) of request classes, where there are any.
+    patience_s: float64[n] seconds after its arrival at which a client gives up, inf for never.
+    samples: int64[n] parallel samples of one prompt (vLLM's n), where not 1.
     source: where it came from, for people. dropped: rows left out, by reason. notes: what people should know.
 
     Raises ServecastError, naming the positions, when a column breaks these rules.
@@ -43,6 +88,11 @@ class Trace:
     output_tokens: Ints
     max_tokens: Ints
     source: str
+    prefix: Prefix | None = None
+    turns: Turns | None = None
+    classes: tuple[Ints, tuple[str, ...]] | None = None
+    patience_s: Floats | None = None
+    samples: Ints | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -79,7 +129,23 @@ class Trace:
                 f"{self.source}: max_tokens is below output_tokens at {_positions(low, self.max_tokens)}; "
                 "a client's cap cannot be below what it received"
             )
-        return problems
+        return problems + self._extra_inconsistencies()
+
+    def _extra_inconsistencies(self) -> list[str]:
+        n, found = len(self), []
+        if self.prefix is not None and len(self.prefix) != n:
+            found.append(f"{self.source}: prefix blocks of {len(self.prefix)} prompts for {n} requests")
+        if self.turns is not None:
+            found += [f"{self.source}: {problem}" for problem in self.turns.problems(n)]
+        if self.classes is not None:
+            index, names = self.classes
+            if index.shape != (n,) or index.min() < 0 or index.max() >= len(names):
+                found.append(f"{self.source}: request classes do not index the {len(names)} names, one a request")
+        if self.patience_s is not None and (self.patience_s.shape != (n,) or not (self.patience_s > 0).all()):
+            found.append(f"{self.source}: patience_s must be above 0 for each of the {n} requests (inf for never)")
+        if self.samples is not None and (self.samples.shape != (n,) or (self.samples < 1).any()):
+            found.append(f"{self.source}: samples must be 1 or more for each of the {n} requests")
+        return found
 
     @classmethod
     def from_columns(
@@ -112,7 +178,7 @@ class Trace:
                 f"arrivals run from {self.arrival_s[0]:g} s to {self.arrival_s[-1]:g} s"
             )
         note = f"window [{start_s:g} s, {end_s:g} s) holds {last - first:,} of {len(self):,} requests"
-        kept = self._rows(int(first), int(last), note)
+        kept = self.take(np.arange(first, last), note)
         return replace(kept, arrival_s=kept.arrival_s - kept.arrival_s[0])
 
     def head(self, n: int) -> Trace:
@@ -120,7 +186,7 @@ class Trace:
         if n < 1:
             raise ServecastError(f"{self.source}: the first {n} requests were asked for; give 1 or more")
         few = f"; {n:,} were asked for" if n > len(self) else ""
-        return self._rows(0, n, f"first {min(n, len(self)):,} of {len(self):,} requests{few}")
+        return self.take(np.arange(min(n, len(self))), f"first {min(n, len(self)):,} of {len(self):,} requests{few}")
 
     def scale_rate(self, factor: float) -> Trace:
         """The same requests arriving `factor` times as fast (every arrival time divided by it)."""
@@ -130,14 +196,19 @@ class Trace:
             arrival_s = self.arrival_s / factor
         return replace(self, arrival_s=arrival_s, notes=(*self.notes, f"request rate times {factor:g}"))
 
-    def _rows(self, first: int, last: int, note: str) -> Trace:
-        rows = slice(first, last)
+    def take(self, index: NDArray[np.intp], note: str) -> Trace:
+        """The requests at the positions `index` (ascending), with a note that says which."""
         return replace(
             self,
-            arrival_s=self.arrival_s[rows],
-            prompt_tokens=self.prompt_tokens[rows],
-            output_tokens=self.output_tokens[rows],
-            max_tokens=self.max_tokens[rows],
+            arrival_s=self.arrival_s[index],
+            prompt_tokens=self.prompt_tokens[index],
+            output_tokens=self.output_tokens[index],
+            max_tokens=self.max_tokens[index],
+            prefix=None if self.prefix is None else self.prefix.rows(index),
+            turns=None if self.turns is None else self.turns.rows(index),
+            classes=None if self.classes is None else (self.classes[0][index], self.classes[1]),
+            patience_s=None if self.patience_s is None else self.patience_s[index],
+            samples=None if self.samples is None else self.samples[index],
             notes=(*self.notes, note),
         )
 
