@@ -16,7 +16,7 @@ from sim.cluster import Cluster, Pool
 from sim.result import Deployment
 from sim.result import Result as Outcome
 from sim.schedulers import SCHEDULERS, Scheduler
-from sim.source import ClosedLoop, OpenLoop, Source
+from sim.source import ClosedLoop, OpenLoop, Requests, Source
 
 NOT_MODELLED = (
     "the front end: tokenising, detokenising, HTTP and the client's network add to TTFT and are left out",
@@ -109,11 +109,11 @@ def manifest(setup: Setup) -> dict[str, Any]:
 
 def _source(setup: Setup) -> Source:
     r = setup.requests
+    requests = Requests(r.prompt_tokens, r.output_tokens, r.max_tokens)
     if r.concurrency is not None:
-        clients = min(r.concurrency, len(r.prompt_tokens))  # the others would have nothing to send
-        return ClosedLoop(clients, r.prompt_tokens, r.output_tokens, r.max_tokens)
+        return ClosedLoop(r.concurrency, requests)
     assert r.arrival_s is not None
-    return OpenLoop(r.arrival_s, r.prompt_tokens, r.output_tokens, r.max_tokens)
+    return OpenLoop(r.arrival_s, requests)
 
 
 def _pool(setup: Setup) -> Pool:

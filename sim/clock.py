@@ -17,6 +17,8 @@ ARRIVAL = 0
 there sees them."""
 STEP_END = 1
 """Priority of step ends and of an idle replica's wake-up."""
+GIVE_UP = 2
+"""Priority of clients that give up: a token of that very time still reaches them."""
 
 
 class At(simpy.Event):
@@ -38,10 +40,10 @@ class Clock(simpy.Environment):
         heappush(self._queue, (time, ARRIVAL, next(self._eid), event))  # type: ignore[misc]
         return event
 
-    def call_at(self, time: float, call: Callable[[simpy.Event], None]) -> At:
-        """Call `call(event)` at `time`, after all that arrives at that time, without the cost of a process."""
+    def call_at(self, time: float, call: Callable[[simpy.Event], None], priority: int = STEP_END) -> At:
+        """Call `call(event)` at `time`, without the cost of a process."""
         event = At(self, [call])
-        heappush(self._queue, (time, STEP_END, next(self._eid), event))  # type: ignore[misc]
+        heappush(self._queue, (time, priority, next(self._eid), event))  # type: ignore[misc]
         return event
 
     def call_again(self, time: float, event: At, call: Callable[[simpy.Event], None]) -> At:

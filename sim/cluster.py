@@ -10,9 +10,10 @@ from servecast.errors import ServecastError
 from sim.clock import Clock
 from sim.kvcache import KVCache
 from sim.replica import Replica, StepCost
+from sim.request import Request
 from sim.routers import ROUTERS
 from sim.schedulers import Scheduler
-from sim.source import Source
+from sim.source import Desk, Source
 from sim.state import State
 from sim.steplog import Log
 
@@ -62,7 +63,7 @@ class Cluster:
         Returns whether the run came to its end. Raises ServecastError when work is left that no replica can start.
         """
         clock = self._clock
-        clock.process(self._source.start(clock, self._submit))
+        clock.process(self._source.start(clock, Desk(self._submit, self._cancel)))
         requests = self.log.requests
         gc.freeze()  # the workload is there to stay: do not walk it again and again
         try:
@@ -74,6 +75,9 @@ class Cluster:
         if len(requests) != self._source.total:
             raise ServecastError(self._stuck())
         return True
+
+    def _cancel(self, request: Request) -> None:
+        self.replicas[request.replica].cancel(request, self._clock.now)
 
     @property
     def submitted(self) -> int:

@@ -12,7 +12,7 @@ arrivals (`_incoming`) and the release of finished requests (`_ended`) only afte
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -24,7 +24,7 @@ from sim.clock import At, Clock
 from sim.request import Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
-from sim.steplog import LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, STOP, Log
+from sim.steplog import CANCELLED, LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, STOP, Log
 
 _NOBODY: list[Request] = []
 LONG_RUN = 32
@@ -71,6 +71,7 @@ class Replica:
         self._async = asynchronous
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
+        self._cancelled: list[Request] = []  # given up since the last plan
         self._lagging: list[Request] = []  # decoding requests that the previous step left out
         self.batch: Batch | None = None
         """The plan of the run in progress; None while idle."""
@@ -83,12 +84,15 @@ class Replica:
     @property
     def in_flight(self) -> int:
         """Requests that are waiting or running."""
-        return len(self.state.waiting) + len(self._incoming) + len(self.state.running) - len(self._ended)
+        held = len(self.state.waiting) + len(self._incoming) + len(self.state.running)
+        return held - len(self._ended) - len(self._cancelled)
 
     def submit(self, request: Request) -> None:
         """A request arrives now. One that can never be served is rejected: logged, with the reason."""
+        request.replica = self.index
         if request.prompt_tokens + request.max_tokens > self._always_fits and (rejection := self._rejection(request)):
-            self._record(request, rejection)
+            request.outcome = rejection
+            self._record(request, request.output_tokens)
             # By an event of its own: a client whose requests are all rejected would otherwise recurse.
             self._clock.call_at(request.arrival_s, lambda _: self._on_finish(request, request.arrival_s))
         elif self.batch is None:
@@ -100,12 +104,29 @@ class Replica:
             if self._interruptible:
                 self._interrupt(request.arrival_s)
 
+    def cancel(self, request: Request, now: float) -> None:
+        """The client of an unfinished request has given up; the engine drops it when it plans next."""
+        done = 0  # steps of the run in progress that have ended by now
+        if self.batch is None:
+            self.state.waiting.remove(request)
+        else:
+            done = bisect_right(self._ends_s, now)
+            self._cancelled.append(request)
+            self._cut(done)
+        received = request.emitted
+        if request.decoding:
+            received = request.output_tokens - (request.finish_step - self.state.step - done + 1)
+        request.outcome = CANCELLED
+        request.finish_s = now
+        self._record(request, received)
+        self._on_finish(request, now)
+
     def start_run(self, now: float) -> bool:
         """Plan at `now` and begin the next step or run of steps. False: there is nothing to do, the replica is idle."""
         state = self.state
         batch = self._scheduler.plan(state)
         single = False  # the next plan knows more than this one did, so this is a run of one step
-        if self._ended or self._incoming:
+        if self._ended or self._incoming or self._cancelled:
             single = self._catch_up(batch)
             if single and not (batch.decodes or batch.chunks):  # an empty step takes no time
                 preempted, batch = batch.preempted, self._scheduler.plan(state)
@@ -163,7 +184,7 @@ class Replica:
         for request, tokens, _ in chunks:
             prefill_tokens += tokens
             if request.computed == request.target:
-                output_tokens += 1
+                output_tokens += not request.over
                 self._first_token(request, now, first_step)
         rows = self._log.steps
         rows.extend(
@@ -189,7 +210,9 @@ class Replica:
         )
         finished = decodes.finished(next_step - 1) if decodes.next_finish == next_step - 1 else _NOBODY
         for request in finished:
-            request.finish_s = now
+            if not request.over:
+                request.finish_s = now
+                request.outcome = LENGTH if request.output_tokens == request.max_tokens else STOP
             # A request that reaches its cap is known to end and not planned again; one that stops before it is, if the
             # next plan was made before the stop was seen.
             if request.decoding and not (self._async and request.output_tokens < request.max_tokens):
@@ -198,7 +221,10 @@ class Replica:
                 self._ended.append(request)
             else:
                 state.release(request)
-                self._record(request)
+                if request.outcome != CANCELLED:
+                    self._record(request, request.output_tokens)
+        if self._cancelled and not self._async:
+            self._drop_cancelled(None)
         if steps > 1 and self._incoming:  # what arrived before the last step began is known to the plan made there
             seen = ends[-2]
             while self._incoming and self._incoming[0].arrival_s <= seen:
@@ -217,15 +243,18 @@ class Replica:
             finished = self.finish_run()
         self._wake = self._clock.call_again(self._ends_s[-1], wake, self._on_wake) if self.start_run(now) else None
         for request in finished:
-            self._on_finish(request, now)
+            if request.outcome != CANCELLED:
+                self._on_finish(request, now)
 
     def _interrupt(self, now: float) -> None:
         """An arrival matters: end the run where the first plan that can know of it is made."""
-        ends = self._ends_s
-        cut = bisect_left(ends, now) + (1 if self._async else 0)
         self._interruptible = False
-        if cut + 1 < len(ends):
-            self._ends_s = ends[: cut + 1]
+        self._cut(bisect_left(self._ends_s, now) + (1 if self._async else 0))
+
+    def _cut(self, last: int) -> None:
+        """End the run in progress with its step `last`, if it is longer."""
+        if last + 1 < len(self._ends_s):
+            self._ends_s = self._ends_s[: last + 1]
             self._wake = self._clock.call_at(self._ends_s[-1], self._on_wake)
 
     def _quiet_run(self, batch: Batch, now: float, base: float, slope: float, floor: float) -> Sequence[float]:
@@ -256,7 +285,8 @@ class Replica:
         had_queue = bool(state.waiting)
         surplus = 0
         for request in ended:
-            self._record(request)
+            if request.outcome != CANCELLED:
+                self._record(request, request.output_tokens)
             if request.ticket not in state.running:
                 continue  # preempted by this very plan
             if request.decoding:
@@ -266,21 +296,52 @@ class Replica:
                     surplus += 1
                     request.computed += 1
             state.release(request)
+        released = bool(ended)
+        ended.clear()
+        if self._cancelled:
+            surplus += self._drop_cancelled(batch)
+            released = True
         again = surplus > 0
         if incoming:
             state.waiting.extend(incoming)
             incoming.clear()
             again = again or not had_queue
-        if ended:
-            again = again or bool(state.waiting)
-            ended.clear()
         self._surplus = surplus
-        return again
+        return again or (released and bool(state.waiting))
+
+    def _drop_cancelled(self, batch: Batch | None) -> int:
+        """Take cancelled requests out of queue, batch and KV; `batch` is the plan just made with them, if it was.
+
+        Returns how many of that plan's decodes are in vain. Those that finished meanwhile have been released.
+        """
+        state, surplus = self.state, 0
+        for request in self._cancelled:
+            if request.ticket not in state.running:
+                for queue in (state.waiting, self._incoming):
+                    if request in queue:
+                        queue.remove(request)
+                continue
+            if request.decoding:
+                planned = batch is not None
+                in_batch = planned and request not in batch.skipped  # type: ignore[union-attr]
+                state.decodes.leave(request, state.step + (planned and not in_batch))
+                state.decodes.give_up(request)
+                request.computed += in_batch
+                surplus += in_batch
+            else:
+                state.prefilling.pop(request.ticket, None)
+            state.release(request)
+        self._cancelled.clear()
+        return surplus
 
     def _first_token(self, request: Request, now: float, step: int) -> None:
         """A prompt is complete, so its step yields a token: the first, or the next one after a preemption."""
         decodes = self.state.decodes
-        if request.first_step < 0:
+        if request.over:
+            if not self._async or request.ticket not in self.state.running:
+                return
+            # Given up during this step: the next plan of an asynchronous engine was made before that, and decodes it.
+        elif request.first_step < 0:
             request.first_token_s = now
             request.first_step = step
         elif request.gap_from_s == request.gap_from_s:
@@ -294,11 +355,7 @@ class Replica:
     def _mark_gaps(self, batch: Batch, now: float) -> None:
         """Remember since when the requests that this plan left out have had no token."""
         for request in batch.preempted + batch.skipped:
-            if (
-                (request.emitted or request.decoding)
-                and not request.finished
-                and request.gap_from_s != request.gap_from_s
-            ):
+            if (request.emitted or request.decoding) and not request.over and request.gap_from_s != request.gap_from_s:
                 request.gap_from_s = now
 
     def _catch_up_skipped(self, batch: Batch, now: float) -> int:
@@ -320,8 +377,8 @@ class Replica:
         kv = self.state.kv
         return OVER_KV_CACHE if kv.blocks(request.prompt_tokens + request.output_tokens - 1) > kv.usable else 0
 
-    def _record(self, request: Request, rejection: int = 0) -> None:
-        outcome = rejection or (LENGTH if request.output_tokens == request.max_tokens else STOP)
+    def _record(self, request: Request, tokens: int) -> None:
+        """Log what became of a request, whose client received `tokens` (or asked for them, if it was rejected)."""
         rows = self._log.requests
         rows.extend(
             rows.pack(
@@ -332,11 +389,11 @@ class Replica:
                 request.first_token_s,
                 request.finish_s,
                 request.prompt_tokens,
-                request.output_tokens,
+                tokens,
                 request.max_tokens,
                 request.preemptions,
                 request.first_step,
                 request.finish_step,
-                outcome,
+                request.outcome,
             )
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from sim.steplog import FINISHED
+
 NOT_YET = float("nan")
+IN_FLIGHT = -1
 
 
 class Request:
@@ -28,9 +31,11 @@ class Request:
         "id",
         "kv_offset",
         "max_tokens",
+        "outcome",
         "output_tokens",
         "preemptions",
         "prompt_tokens",
+        "replica",
         "scheduled_s",
         "target",
         "ticket",
@@ -53,15 +58,22 @@ class Request:
         self.first_step = -1
         self.finish_step = -1  # the step that yields the last token; known once decoding starts
         self.preemptions = 0
+        self.replica = -1
+        self.outcome = IN_FLIGHT  # see sim.steplog.OUTCOMES
         self.scheduled_s = NOT_YET
         self.first_token_s = NOT_YET
         self.finish_s = NOT_YET
         self.gap_from_s = NOT_YET  # time of the last token before a preemption or a skipped step: a gap to be measured
 
     @property
+    def over(self) -> bool:
+        """It is finished, rejected or given up."""
+        return self.outcome != IN_FLIGHT
+
+    @property
     def finished(self) -> bool:
         """Its last token is out."""
-        return self.finish_s == self.finish_s
+        return 0 <= self.outcome < FINISHED
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens} in, {self.output_tokens} out, at {self.arrival_s:g} s)"

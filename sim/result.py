@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sim import metrics
 from sim.metrics import Distribution, Floats
-from sim.steplog import FINISHED, OUTCOMES, Log
+from sim.steplog import CANCELLED, FINISHED, OUTCOMES, Log
 
 if TYPE_CHECKING:
     import polars as pl
@@ -68,22 +69,26 @@ class Result:
         order = np.argsort(rows["id"], kind="stable")
         self._rows = {name: column[order] for name, column in rows.items()}
         self._steps = log.steps.table()
-        finished = self._rows["outcome"] < FINISHED
-        self._finished = {name: column[finished] for name, column in self._rows.items()}
+        self._finished = self._where(self._rows["outcome"] < FINISHED)
+        self._served = self._where(self._rows["outcome"] <= CANCELLED)
+
+    def _where(self, chosen: npt.NDArray[np.bool_]) -> dict[str, Floats]:
+        return {name: column[chosen] for name, column in self._rows.items()}
 
     @cached_property
     def requests(self) -> pl.DataFrame:
-        """A row a request that finished or was rejected, by id.
+        """A row a request that is over, by id.
 
-        `status` finished or rejected, `reason` (see `sim.steplog.OUTCOMES`); `queue_s`, `ttft_s`, `tpot_s`, `e2e_s`
-        and the times they come from in seconds, null where they do not exist; `first_step` and `last_step` count the
-        replica's steps.
+        `status` finished, cancelled or rejected, `reason` (see `sim.steplog.OUTCOMES`); `queue_s`, `ttft_s`, `tpot_s`,
+        `e2e_s` and the times they come from in seconds, null where they do not exist; `first_step` and `last_step`
+        count the replica's steps. Of a cancelled request `finish_s` is its end and `output_tokens` what its client got.
         """
         import polars as pl
 
         rows = self._rows
         columns: dict[str, Any] = {"id": rows["id"], "replica": rows["replica"]}
-        columns["status"] = np.where(rows["outcome"] < FINISHED, "finished", "rejected")
+        kinds = np.sign(rows["outcome"] - CANCELLED).astype(int) + 1
+        columns["status"] = np.array(["finished", "cancelled", "rejected"])[kinds]
         columns["reason"] = np.array(OUTCOMES)[rows["outcome"].astype(int)]
         columns["queue_s"] = rows["scheduled_s"] - rows["arrival_s"]
         columns |= {"ttft_s": metrics.ttft_s(rows), "tpot_s": metrics.tpot_s(rows), "e2e_s": metrics.e2e_s(rows)}
@@ -118,7 +123,7 @@ class Result:
             return metrics.Saturation(None, "not applicable: clients wait for their answers (closed loop)")
         if not len(self._finished["id"]):
             return metrics.Saturation(None, "not applicable: no request finished")
-        return metrics.saturation(self._finished)
+        return metrics.saturation(self._served)
 
     @property
     def duration_s(self) -> float:
@@ -131,7 +136,7 @@ class Result:
         per_second = (lambda x: float(x) / duration) if duration > 0 else (lambda x: None)
         good = int(metrics.meets(done, self.slo).sum()) if self.slo else None
         count = len(done["id"])
-        reasons = rows["outcome"][rows["outcome"] >= FINISHED].astype(int)
+        reasons = rows["outcome"][rows["outcome"] > CANCELLED].astype(int)
         prompt, output = float(done["prompt_tokens"].sum()), float(done["output_tokens"].sum())
         tpot = metrics.tpot_s(done)
         out: dict[str, Any] = {
@@ -141,6 +146,7 @@ class Result:
             "duration": duration,
             "submitted": self.submitted,
             "completed": count,
+            "cancelled": len(self._served["id"]) - count,
             "rejected": len(reasons),
             "rejected_reasons": {OUTCOMES[i]: int((reasons == i).sum()) for i in np.unique(reasons)},
             "unfinished": self.submitted - len(rows["id"]),
@@ -163,13 +169,13 @@ class Result:
         out |= Distribution.of(done["prompt_tokens"]).summary("input_tokens_per_request")
         out |= Distribution.of(done["output_tokens"]).summary("output_tokens_per_request")
         out["tpot_undefined"] = int(np.isnan(tpot).sum())
-        out |= self._occupancy(done, steps, duration)
-        out["preemptions"] = int(done["preemptions"].sum())
+        out |= self._occupancy(steps, duration)
+        out["preemptions"] = int(rows["preemptions"].sum())
         out["gpus"] = self.deployment.gpus
         out["gpu_seconds"] = self.deployment.gpus * duration
         return out
 
-    def _occupancy(self, done: Mapping[str, Floats], steps: Mapping[str, Floats], duration: float) -> dict[str, Any]:
+    def _occupancy(self, steps: Mapping[str, Floats], duration: float) -> dict[str, Any]:
         """Queue, batch, KV and memory use over time: means over `duration` and all replicas, peaks of one moment."""
         d = self.deployment
         if not len(steps["step"]):
@@ -186,11 +192,13 @@ class Result:
         peak = float(steps["kv_blocks_end"].max())
         mean = float(np.dot(share, (steps["kv_blocks"] + steps["kv_blocks_end"]) / 2))
         block = d.block_size * d.kv_bytes_per_token
-        times, queued = metrics.in_system(done, "scheduled_s")
+        served = self._served
+        left_queue = np.where(np.isnan(served["scheduled_s"]), served["finish_s"], served["scheduled_s"])
+        times, queued = metrics.in_system(served | {"left_queue_s": left_queue}, "left_queue_s")
         return {
             "mean_queue_size": metrics.time_average(times, queued, 0.0, duration),
             "peak_queue_size": int(queued.max()),
-            "max_concurrent_requests": int(metrics.in_system(done, "finish_s")[1].max()),
+            "max_concurrent_requests": int(metrics.in_system(served, "finish_s")[1].max()),
             "mean_batch_size_current": float(np.dot(share, batch)),
             "peak_batch_size_current": int(batch.max()),
             "kv_peak_fraction": peak / d.kv_blocks,

@@ -1,40 +1,70 @@
-"""Who submits requests: traces with fixed arrival times, and clients that wait for their answers.
+"""Who submits requests: traces with fixed arrival times, sessions and clients that wait for their answers.
 
-A source knows the simulated clock and nothing of replicas: it hands requests to `submit`, and hears of finished ones.
+A source knows the simulated clock and nothing of replicas: it hands requests to a `Desk`, which also takes them back
+when a client gives up, and hears of requests that are done, rejected or given up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from simpy import Event
 
-from sim.clock import Clock
+from sim.clock import ARRIVAL, GIVE_UP, Clock
 from sim.request import Request
 
+Floats = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.int64]
 Submit = Callable[[Request], None]
 CHUNK = 65_536
 """Rows that become Python numbers at a time: a long trace stays in its arrays."""
 
 
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where clients hand in requests (`submit`), and take them back unanswered (`cancel`)."""
+
+    submit: Submit
+    cancel: Submit
+
+
 class Source(Protocol):
-    """Where requests come from: `start` is a SimPy process, `on_finish` hears of each request done or rejected."""
+    """Where requests come from.
+
+    `total`: requests that will be submitted in all, as far as is known. `unsent`: those that will not be, since the
+    session to which they belong has ended early.
+    """
 
     total: int
+    unsent: int
 
-    def start(self, clock: Clock, submit: Submit) -> Generator[Event, None, None]:
-        """Submit requests at their times."""
+    def start(self, clock: Clock, desk: Desk) -> Generator[Event, None, None]:
+        """A SimPy process that submits requests at their times."""
         ...
 
     def on_finish(self, request: Request, now: float) -> None:
-        """`request` is done at `now` (seconds); a source may submit its next one from here."""
+        """`request` is done, rejected or given up at `now` (seconds); a source may submit its next one from here."""
         ...
 
 
-Tokens = npt.NDArray[np.int64]
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What is to be submitted: n requests as columns of shape (n,).
+
+    `patience_s`: seconds after its arrival at which a client gives up (inf for never); None when none ever does.
+    """
+
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+    max_tokens: Tokens
+    patience_s: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
 
 
 def _rows(*columns: npt.NDArray[np.generic]) -> Iterator[tuple[float, ...]]:
@@ -42,54 +72,134 @@ def _rows(*columns: npt.NDArray[np.generic]) -> Iterator[tuple[float, ...]]:
         yield from zip(*(column[start : start + CHUNK].tolist() for column in columns), strict=True)
 
 
-class OpenLoop:
-    """Requests at given times, whatever the replicas do.
+class _Clients:
+    """What all sources share: the requests, the desk, and clients that lose patience."""
 
-    `arrival_s` float64[n], ascending; `prompt_tokens`, `output_tokens`, `max_tokens` int64[n].
-    """
+    def __init__(self, requests: Requests) -> None:
+        self.total = len(requests)
+        self.unsent = 0
+        self._requests = requests
 
-    def __init__(
-        self, arrival_s: npt.NDArray[np.float64], prompt_tokens: Tokens, output_tokens: Tokens, max_tokens: Tokens
-    ) -> None:
-        self.total = len(arrival_s)
-        self._columns = (arrival_s, prompt_tokens, output_tokens, max_tokens)
+    def _open(self, clock: Clock, desk: Desk) -> None:
+        self._clock = clock
+        self._desk = desk
 
-    def start(self, clock: Clock, submit: Submit) -> Generator[Event, None, None]:
+    def _send(self, id: int, now: float) -> None:
+        """Submit request `id` at `now`."""
+        r = self._requests
+        self._hand_in(Request(id, now, int(r.prompt_tokens[id]), int(r.output_tokens[id]), int(r.max_tokens[id])))
+
+    def _hand_in(self, request: Request) -> None:
+        self._desk.submit(request)
+        patience = self._requests.patience_s
+        if patience is not None and np.isfinite(patience[request.id]):
+            at = request.arrival_s + float(patience[request.id])
+            self._clock.call_at(at, lambda _: self._give_up(request), GIVE_UP)
+
+    def _give_up(self, request: Request) -> None:
+        if not request.over:
+            self._desk.cancel(request)
+
+
+class OpenLoop(_Clients):
+    """Requests at given times (`arrival_s` float64[n], ascending), whatever the replicas do."""
+
+    def __init__(self, arrival_s: Floats, requests: Requests) -> None:
+        super().__init__(requests)
+        self._arrival_s = arrival_s
+
+    def start(self, clock: Clock, desk: Desk) -> Generator[Event, None, None]:
         """One event an arrival time."""
+        self._open(clock, desk)
+        r = self._requests
+        hand_in = desk.submit if r.patience_s is None else self._hand_in
         now = -1.0
-        for id, (arrival_s, prompt, output, cap) in enumerate(_rows(*self._columns)):
+        for id, (arrival_s, *tokens) in enumerate(
+            _rows(self._arrival_s, r.prompt_tokens, r.output_tokens, r.max_tokens)
+        ):
             if arrival_s != now:
                 now = arrival_s
                 yield clock.at(now)
-            submit(Request(id, now, prompt, output, cap))  # type: ignore[arg-type]
+            hand_in(Request(id, now, *tokens))  # type: ignore[arg-type]
 
     def on_finish(self, request: Request, now: float) -> None:
         """Nobody waits for the answer."""
 
 
-class ClosedLoop:
-    """`concurrency` clients, each of which sends its next request when its last one is done.
+class Sessions(_Clients):
+    """Requests of which some follow the answer of another one: turns of sessions.
 
-    The first ones arrive at time 0. `prompt_tokens`, `output_tokens`, `max_tokens` int64[n], taken in order.
+    `arrival_s` float64[n]: when those that follow nobody arrive. `previous` int64[n]: the request that each one
+    follows, or -1. `think_s` float64[n]: seconds from that one's last token. A session ends with a turn that is
+    rejected or given up; its later turns are never sent.
     """
 
-    def __init__(self, concurrency: int, prompt_tokens: Tokens, output_tokens: Tokens, max_tokens: Tokens) -> None:
-        self.total = len(prompt_tokens)
-        self._concurrency = concurrency
-        self._rows = enumerate(_rows(prompt_tokens, output_tokens, max_tokens))
+    def __init__(self, arrival_s: Floats, requests: Requests, previous: Tokens, think_s: Floats) -> None:
+        super().__init__(requests)
+        self._first = np.flatnonzero(previous < 0)
+        self._first = self._first[np.argsort(arrival_s[self._first], kind="stable")]
+        self._arrival_s = arrival_s
+        self._think_s = think_s
+        self._next = np.full(len(requests), -1, dtype=np.int64)
+        followers = np.flatnonzero(previous >= 0)
+        self._next[previous[followers]] = followers
 
-    def start(self, clock: Clock, submit: Submit) -> Generator[Event, None, None]:
+    def start(self, clock: Clock, desk: Desk) -> Generator[Event, None, None]:
+        """The first turn of every session."""
+        self._open(clock, desk)
+        now = -1.0
+        for id, arrival_s in _rows(self._first, self._arrival_s[self._first]):
+            if arrival_s != now:
+                now = arrival_s
+                yield clock.at(now)
+            self._send(int(id), now)
+
+    def on_finish(self, request: Request, now: float) -> None:
+        """Think, then send the next turn."""
+        follower = int(self._next[request.id])
+        if follower < 0:
+            return
+        if request.finished:
+            at = now + float(self._think_s[follower])
+            self._clock.call_at(at, lambda _: self._send(follower, at), ARRIVAL)
+            return
+        while follower >= 0:
+            self.total -= 1
+            self.unsent += 1
+            follower = int(self._next[follower])
+
+
+class ClosedLoop(_Clients):
+    """`concurrency` clients, each of which sends its next request `think_s` (float64[n], or 0) after its last answer.
+
+    The first ones arrive at time 0; requests are taken in order.
+    """
+
+    def __init__(self, concurrency: int, requests: Requests, think_s: Floats | None = None) -> None:
+        super().__init__(requests)
+        self._concurrency = min(concurrency, len(requests))
+        self._think_s = think_s
+        self._sent = 0
+
+    def start(self, clock: Clock, desk: Desk) -> Generator[Event, None, None]:
         """The first request of every client."""
-        self._submit = submit
+        self._open(clock, desk)
         yield clock.at(0.0)
         for _ in range(self._concurrency):
-            self._next(0.0)
+            self._send_next(0.0)
 
     def on_finish(self, request: Request, now: float) -> None:
         """The client whose request this was sends its next one."""
-        self._next(now)
-
-    def _next(self, now: float) -> None:
-        for id, (prompt, output, cap) in self._rows:
-            self._submit(Request(id, now, prompt, output, cap))  # type: ignore[arg-type]
+        if self._sent == len(self._requests):
             return
+        if self._think_s is None:
+            self._send_next(now)
+            return
+        at = now + float(self._think_s[self._sent])
+        id = self._sent
+        self._sent += 1
+        self._clock.call_at(at, lambda _: self._send(id, at), ARRIVAL)
+
+    def _send_next(self, now: float) -> None:
+        self._sent += 1
+        self._send(self._sent - 1, now)

@@ -81,14 +81,14 @@ class State:
         if request.decoding:
             decodes = self.decodes
             decodes.leave(request, self.step)
-            if not request.finished:
+            if request.finish_step >= self.step:
                 request.emitted = request.output_tokens - (request.finish_step - self.step + 1)
                 decodes.give_up(request)
         else:
             self.prefilling.pop(ticket, None)
         self.kv.free += self.kv.blocks(request.computed)
         request.computed = 0
-        if not request.finished:  # else its last token came while it was still running: nothing to recompute
+        if not request.over:  # else it ended while it was still running: nothing to recompute
             request.target = request.prompt_tokens + request.emitted
             self.waiting.appendleft(request)
         return request

@@ -22,7 +22,7 @@ STEP_COLUMNS = (
     "prefill_tokens",
     "decodes",  # sequences that decode one token in each step
     "kv_tokens",  # tokens in KV of the decoding sequences, before the first step
-    "output_tokens",  # tokens given to clients in all steps of the row together
+    "output_tokens",  # tokens produced for clients in all steps of the row together
     "gaps",  # of those in each step: tokens whose predecessor came one step earlier
     "running",
     "waiting",
@@ -47,14 +47,16 @@ REQUEST_COLUMNS = (
     "last_step",
     "outcome",
 )
-"""Columns of a request row; `outcome` indexes OUTCOMES, times that do not exist are NaN."""
+"""Columns of a request row; `outcome` indexes OUTCOMES, times that do not exist are NaN. A cancelled request has its
+end in `finish_s` and the tokens that its client received in `output_tokens`."""
 
-OUTCOMES = ("length", "stop", "prompt_too_long", "over_max_model_len", "over_kv_cache")
-"""What became of a request: finished at its `max_tokens` (`length`) or before it (`stop`); or rejected at arrival: its
-prompt leaves no room in `max_model_len`, prompt + max_tokens exceed it, or it can never fit the KV cache."""
-LENGTH, STOP, PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE = range(len(OUTCOMES))
+OUTCOMES = ("length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache")
+"""What became of a request: finished at its `max_tokens` (`length`) or before it (`stop`); given up by its client
+(`cancelled`); or rejected at arrival: its prompt leaves no room in `max_model_len`, prompt + max_tokens exceed it, or
+it can never fit the KV cache."""
+LENGTH, STOP, CANCELLED, PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE = range(len(OUTCOMES))
 FINISHED = 2
-"""Outcomes below this one are those of finished requests; the others are rejections."""
+"""Outcomes below this one are those of finished requests."""
 
 
 class Rows:

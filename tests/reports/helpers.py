@@ -13,7 +13,7 @@ from calibrate.memory import plan_memory
 from sim.cluster import Cluster, Pool
 from sim.result import Deployment, Result
 from sim.schedulers.vllm_v1 import VllmV1
-from sim.source import ClosedLoop, OpenLoop
+from sim.source import ClosedLoop, OpenLoop, Requests
 from tests.calibrate.helpers import parts
 from workloads.generate import generate, generate_lengths
 
@@ -39,10 +39,10 @@ def run(
     source: OpenLoop | ClosedLoop
     if concurrency is None:
         trace = generate(n, 1, {"kind": "poisson", "rate": rate}, lengths)
-        source = OpenLoop(trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.max_tokens)
+        source = OpenLoop(trace.arrival_s, Requests(trace.prompt_tokens, trace.output_tokens, trace.max_tokens))
     else:
         prompt, output = generate_lengths(n, 1, lengths)
-        source = ClosedLoop(concurrency, prompt, output, output)
+        source = ClosedLoop(concurrency, Requests(prompt, output, output))
     blocks = kv_blocks or memory.num_gpu_blocks
     scheduler = VllmV1(
         engine.max_num_batched_tokens, engine.max_num_seqs, scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl

@@ -6,8 +6,10 @@ two batches in flight (asynchronous scheduling), tokens in flight are placeholde
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 
 
 @dataclass(eq=False)
@@ -17,6 +19,7 @@ class Naive:
     prompt: int
     output: int
     cap: int
+    patience_s: float = inf
     computed: int = 0
     out: int = 0  # output tokens delivered
     placeholders: int = 0  # output tokens in flight
@@ -25,6 +28,11 @@ class Naive:
     token_s: list[float] = field(default_factory=list)
     decoding: bool = False
     done: bool = False
+    cancelled_s: float | None = None
+
+    @property
+    def gives_up_s(self):
+        return self.arrival_s + self.patience_s
 
 
 @dataclass
@@ -97,8 +105,13 @@ class Oracle:
         r.placeholders += yields
         return r, n, before, decode, yields, r.preemptions
 
-    def run(self, requests, next_request=lambda now: None):
-        """`requests` in order of arrival; `next_request(now)` is asked for one more whenever one is done."""
+    def leave(self, r):
+        """A request that is over gives back its place and its blocks."""
+        self.free += self.blocks(r.computed)
+        (self.running if r in self.running else self.waiting).remove(r)
+
+    def run(self, requests, follow_up=lambda r, now: None):
+        """`requests` in order of arrival; `follow_up(r, now)` is asked for one more whenever one is finished."""
         arrivals, fresh, flight, t, everyone = deque(requests), [], deque(), 0.0, list(requests)
         while True:
             while arrivals and arrivals[0].arrival_s <= t:
@@ -121,6 +134,11 @@ class Oracle:
             start, t = t, t + self.cost.step_s(chunks, len(kv), sum(kv))
             named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
             self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv)))
+            while arrivals and arrivals[0].arrival_s <= t:
+                self.waiting.append(arrivals.popleft())
+            for r in [r for r in (*self.running, *self.waiting) if r.gives_up_s < t]:
+                r.done, r.cancelled_s = True, r.gives_up_s
+                self.leave(r)
             for r, _, _, _, yields, preemptions in batch:
                 r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
                 if not yields or r.done:
@@ -131,9 +149,11 @@ class Oracle:
                     r.placeholders -= 1
                 if r.out == r.output:
                     r.done = True
-                    self.free += self.blocks(r.computed)  # none if it was preempted meanwhile
-                    (self.waiting if r.preemptions > preemptions else self.running).remove(r)
-                    more = next_request(t)
+                    self.leave(r)
+                    more = follow_up(r, t)
                     if more is not None:
-                        fresh.append(more)
                         everyone.append(more)
+                        if more.arrival_s == t:
+                            fresh.append(more)
+                        else:
+                            insort(arrivals, more, key=lambda x: x.arrival_s)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from servecast.errors import ServecastError
 from sim.cluster import Cluster, Pool
 from sim.schedulers.vllm_v1 import VllmV1
-from sim.source import ClosedLoop, OpenLoop
+from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
 from sim.state import Batch
 from sim.steplog import OUTCOMES
 from tests.sim.engine import LinearCost, simulate
@@ -22,7 +24,7 @@ def requests(rows):
         [r[3] if len(r) > 3 else r[2] for r in rows],
     ]
     arrays = [np.array(c, dtype=float if i == 0 else np.int64) for i, c in enumerate(columns)]
-    return OpenLoop(*arrays)
+    return OpenLoop(arrays[0], Requests(*arrays[1:]))
 
 
 def outcomes(log):
@@ -88,7 +90,9 @@ def test_a_stop_that_nobody_foresaw_costs_an_asynchronous_engine_one_more_step()
 def test_a_client_whose_requests_are_all_rejected_comes_to_an_end():
     n = 5000
     long = np.full(n, 200)
-    _, log = simulate(VllmV1(64, 8), LinearCost(), 100, 16, False, ClosedLoop(4, long, long, long), max_model_len=100)
+    _, log = simulate(
+        VllmV1(64, 8), LinearCost(), 100, 16, False, ClosedLoop(4, Requests(long, long, long)), max_model_len=100
+    )
     assert set(outcomes(log)) == {"prompt_too_long"}
 
 
@@ -110,7 +114,7 @@ def test_a_run_can_be_stopped_and_what_is_done_counts():
     rng = np.random.default_rng(0)
     n = 30_000
     lengths = rng.integers(1, 50, n)
-    source = OpenLoop(np.cumsum(rng.exponential(0.1, n)), lengths, lengths, lengths)
+    source = OpenLoop(np.cumsum(rng.exponential(0.1, n)), Requests(lengths, lengths, lengths))
     cost = LinearCost(base=0.01, token=1e-4, decode=1e-4, kv=0.0, attention=0.0)
     cluster = Cluster(source, Pool(2, VllmV1(512, 64), cost, 5000, 16, 1000, True), "round-robin")
     assert not cluster.run(lambda done, now: done < 5000)
@@ -124,7 +128,9 @@ def test_replicas_share_requests_in_turn_and_the_log_keeps_them_apart():
     lengths = rng.integers(1, 50, n)
     cost = LinearCost(base=0.01, token=1e-4, decode=1e-4, kv=0.0, attention=0.0)
     pool = Pool(3, VllmV1(512, 64), cost, 5000, 16, 1000, True)
-    cluster = Cluster(OpenLoop(np.cumsum(rng.exponential(0.02, n)), lengths, lengths, lengths), pool, "round-robin")
+    cluster = Cluster(
+        OpenLoop(np.cumsum(rng.exponential(0.02, n)), Requests(lengths, lengths, lengths)), pool, "round-robin"
+    )
     assert cluster.run()
     rows = cluster.log.requests.table()
     assert (rows["replica"] == rows["id"] % 3).all()
@@ -139,8 +145,37 @@ def test_work_per_request_is_bounded(rate, rows_per_request, steps_per_row):
     """Step-log rows, and with them plans and events, a request: what the quiet runs are for. Counts, not times."""
     rng = np.random.default_rng(1)
     n = 3000
-    source = OpenLoop(np.cumsum(rng.exponential(1 / rate, n)), *[rng.integers(100, 900, n)] * 3)
+    source = OpenLoop(np.cumsum(rng.exponential(1 / rate, n)), Requests(*[rng.integers(100, 900, n)] * 3))
     cost = LinearCost(base=0.006, token=2e-5, decode=1e-5, kv=4e-8, attention=0.0)
     _, log = simulate(VllmV1(8192, 256), cost, 27_000, 16, True, source)
     assert len(log.steps) / n < rows_per_request
     assert log.steps.table()["steps"].mean() > steps_per_row
+
+
+def test_a_client_that_gives_up_frees_its_place_and_its_blocks_and_ends_its_session():
+    """Of two sessions of two turns, the first loses patience in its first turn; the other one can then be admitted."""
+    lengths = Requests(
+        np.array([30, 30, 5, 5]), np.array([20, 5, 5, 5]), np.array([20, 5, 5, 5]), np.array([4.0, 99, 99, 99])
+    )
+    source = Sessions(np.zeros(4), lengths, np.array([-1, -1, 0, 1]), np.array([0.0, 0.0, 1.0, 2.0]))
+    _, log = simulate(VllmV1(64, 1), LinearCost(), 5, 16, False, source)
+    rows = log.requests.table()
+    assert source.unsent == 1
+    assert rows["id"].tolist() == [0, 1, 3]
+    assert outcomes(log) == ["cancelled", "length", "length"]
+    assert rows["finish_s"][0] == 4.0
+    assert 0 < rows["output_tokens"][0] < 20
+    assert rows["scheduled_s"][1] > 4.0
+    assert rows["arrival_s"][2] == rows["finish_s"][1] + 2.0
+
+
+def test_impatient_clients_of_a_closed_loop_go_on():
+    n = 300
+    rng = np.random.default_rng(3)
+    prompts, outputs = rng.integers(1, 60, (2, n))
+    source = ClosedLoop(6, Requests(prompts, outputs, outputs, rng.uniform(1, 120, n)), rng.uniform(0, 2, n))
+    _, log = simulate(VllmV1(64, 8), LinearCost(), 100, 16, True, source)
+    counts = Counter(outcomes(log))
+    assert counts["cancelled"] > 20
+    assert counts["length"] > 20
+    assert counts.total() == n

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sim import metrics
 from sim.metrics import Distribution
 from sim.result import Deployment, Result
-from sim.steplog import Log
+from sim.steplog import PROMPT_TOO_LONG, Log
 
 NAN = float("nan")
 DEPLOYMENT = Deployment(1, 1, 10**10, 10**9, 100, 16, 1000)
@@ -55,7 +55,7 @@ def test_an_undefined_tpot_meets_a_limit_and_limits_are_inclusive():
 
 
 def test_nothing_finished_gives_no_number_that_is_not_one():
-    summary = result([(0, 0.0, NAN, NAN, NAN, 100, 4, 2)], slo={"ttft": 1.0}).summary()
+    summary = result([(0, 0.0, NAN, NAN, NAN, 100, 4, PROMPT_TOO_LONG)], slo={"ttft": 1.0}).summary()
     assert summary["mean_ttft_ms"] is None
     assert summary["request_throughput"] is None
     assert (summary["completed"], summary["rejected"], summary["slo_attainment"]) == (0, 1, 0)

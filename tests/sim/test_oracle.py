@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.schedulers.vllm_v1 import VllmV1
-from sim.source import ClosedLoop, OpenLoop
+from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
+from sim.steplog import CANCELLED
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.oracle import Naive, Oracle
 
 
 def expand(steps):
-    """One (start, end, decodes, kv_tokens, prefill_tokens, gaps) per engine step."""
+    """(end, decodes, kv_tokens, prefill_tokens) of each engine step; no end inside a run."""
     for row in zip(
         *(steps[c].tolist() for c in ("end_s", "steps", "decodes", "kv_tokens", "prefill_tokens")), strict=True
     ):
@@ -25,51 +27,73 @@ def expand(steps):
             yield (end if i == k - 1 else None, decodes, kv + i * decodes, prefill)
 
 
-def same(policy, cost, num_blocks, block_size, asynchronous, requests, concurrency=None):
-    """Run both engines and compare everything that they share."""
-    prompts = np.array([r[1] for r in requests])
-    outputs = np.array([r[2] for r in requests])
-    caps = np.array([r[3] for r in requests])
+def same(policy, cost, num_blocks, block_size, asynchronous, requests, concurrency=None, think_s=None, patience_s=None):
+    """Run both engines and compare everything that they share.
+
+    `concurrency` makes it a closed loop; `think_s`, per request, sessions in which request i follows request i - 3.
+    """
+    columns = [np.array([r[i] for r in requests]) for i in (1, 2, 3)]
+    n = len(requests)
+    arrival_s = np.array([float(r[0]) for r in requests])
     naive = [Naive(i, *r) for i, r in enumerate(requests)]
+    if patience_s is not None:
+        columns.append(np.array(patience_s))
+        for r, patience in zip(naive, patience_s, strict=True):
+            r.patience_s = patience
     oracle = Oracle(policy, cost, num_blocks, block_size, asynchronous)
-    if concurrency is None:
-        source = OpenLoop(np.array([float(r[0]) for r in requests]), prompts, outputs, caps)
-        oracle.run(naive)
-    else:
-        source = ClosedLoop(concurrency, prompts, outputs, caps)
+    if concurrency is not None:
+        source = ClosedLoop(concurrency, Requests(*columns))
         for r in naive[:concurrency]:
             r.arrival_s = 0.0
         rest = iter(naive[concurrency:])
+        first, follow_up = naive[:concurrency], lambda r, now: arriving(next(rest, None), now)
+    elif think_s is not None:
+        previous = np.where(np.arange(n) < 3, -1, np.arange(n) - 3)
+        source = Sessions(arrival_s, Requests(*columns), previous, np.array(think_s))
+        first = naive[:3]
 
-        def more(now):
-            r = next(rest, None)
-            if r is not None:
-                r.arrival_s = now
-            return r
-
-        oracle.run(naive[:concurrency], more)
+        def follow_up(r, now):
+            i = r.id + 3
+            return arriving(naive[i], now + think_s[i]) if i < n else None
+    else:
+        source = OpenLoop(arrival_s, Requests(*columns))
+        first, follow_up = naive, lambda r, now: None
+    sent = oracle.run(first, follow_up)
     _, log = simulate(policy, cost, num_blocks, block_size, asynchronous, source)
     rows, steps = log.requests.table(), log.steps.table()
     order = np.argsort(rows["id"])
     got = {c: rows[c][order].tolist() for c in rows}
-    assert got["id"] == [r.id for r in naive]
-    assert got["arrival_s"] == [r.arrival_s for r in naive]
-    assert got["scheduled_s"] == [r.scheduled_s for r in naive]
-    assert got["first_token_s"] == [r.token_s[0] for r in naive]
-    assert got["finish_s"] == [r.token_s[-1] for r in naive]
-    assert got["preemptions"] == [r.preemptions for r in naive]
+    sent = sorted(sent, key=lambda r: r.id)
+    assert source.unsent == n - len(sent)
+    assert got["id"] == [r.id for r in sent]
+    assert got["arrival_s"] == [r.arrival_s for r in sent]
+    assert got["output_tokens"] == [r.out for r in sent]
+    assert got["finish_s"] == [r.token_s[-1] if r.cancelled_s is None else r.cancelled_s for r in sent]
+    assert [o == CANCELLED for o in got["outcome"]] == [r.cancelled_s is not None for r in sent]
+    for r, scheduled_s, first_token_s, preemptions in zip(
+        sent, got["scheduled_s"], got["first_token_s"], got["preemptions"], strict=True
+    ):
+        assert first_token_s == r.token_s[0] if r.token_s else first_token_s != first_token_s
+        if r.cancelled_s is None:
+            assert (scheduled_s, preemptions) == (r.scheduled_s, r.preemptions)
     expected = [(s.end_s, s.decodes, s.kv_tokens, sum(n for _, n, _ in s.chunks)) for s in oracle.steps]
     actual = list(expand(steps))
     assert len(actual) == len(expected)
     for a, e in zip(actual, expected, strict=True):
         assert a[1:] == e[1:]
         assert a[0] is None or a[0] == e[0]
-    lost = (
-        oracle.preemptions - steps["preempted"].sum()
-    )  # by a plan that left nothing to compute, so that it has no row
+    lost = oracle.preemptions - steps["preempted"].sum()  # by plans that left nothing to compute and so have no row
     assert lost == 0 or (asynchronous and 0 < lost < 3)
-    check_gaps(naive, oracle, steps, log)
+    if patience_s is None:
+        check_gaps(sent, oracle, steps, log)
     return oracle, log
+
+
+def arriving(request, now):
+    """`request`, if there is one, arrives at `now`."""
+    if request is not None:
+        request.arrival_s = now
+    return request
 
 
 def check_gaps(naive, oracle, steps, log):
@@ -130,6 +154,17 @@ def test_open_loop_equals_the_oracle(scenario):
 @given(scenarios(), st.integers(1, 6))
 def test_closed_loop_equals_the_oracle(scenario, concurrency):
     same(*scenario, concurrency=concurrency)
+
+
+@settings(max_examples=300, deadline=None)
+@given(scenarios(), st.data())
+def test_sessions_and_clients_that_give_up_equal_the_oracle(scenario, data):
+    n = len(scenario[-1])
+    some = st.sampled_from([0.0, 0.5, 1.0, 4.0]) | st.floats(0, 9)
+    think_s = data.draw(st.none() | st.lists(some, min_size=n, max_size=n))
+    patience = st.sampled_from([1.0, 2.5, 0.6875, inf, inf]) | st.floats(0.01, 60)
+    patience_s = data.draw(st.none() | st.lists(patience, min_size=n, max_size=n))
+    same(*scenario, think_s=think_s, patience_s=patience_s)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -7,7 +7,7 @@ import pytest
 
 from sim import metrics
 from sim.schedulers.vllm_v1 import VllmV1
-from sim.source import ClosedLoop, OpenLoop
+from sim.source import ClosedLoop, OpenLoop, Requests
 from tests.sim.engine import LinearCost, simulate
 
 
@@ -19,7 +19,7 @@ def test_batch_of_one_is_an_m_d_1_queue(load, asynchronous):
     arrivals = np.cumsum(np.random.default_rng(5).exponential(service_s / load, n))
     ones = np.ones(n, dtype=np.int64)
     cost = LinearCost(base=service_s - 0.0625, attention=0.0, kv=0.0)
-    _, log = simulate(VllmV1(1, 1), cost, 10, 1, asynchronous, OpenLoop(arrivals, ones, ones, ones))
+    _, log = simulate(VllmV1(1, 1), cost, 10, 1, asynchronous, OpenLoop(arrivals, Requests(ones, ones, ones)))
     rows = log.requests.table()
     wait = (rows["scheduled_s"] - rows["arrival_s"]).mean()
     expected = load * service_s / (2 * (1 - load))
@@ -34,7 +34,7 @@ def run(rate, n=4000, seed=2):
     arrivals = np.cumsum(rng.exponential(1 / rate, n))
     prompts, outputs = rng.integers(1, 200, n), rng.integers(1, 100, n)
     cost = LinearCost(base=0.01, token=1e-4, decode=1e-4, kv=1e-7, attention=0)
-    return simulate(VllmV1(512, 32), cost, 4000, 16, True, OpenLoop(arrivals, prompts, outputs, outputs))[1]
+    return simulate(VllmV1(512, 32), cost, 4000, 16, True, OpenLoop(arrivals, Requests(prompts, outputs, outputs)))[1]
 
 
 @pytest.mark.parametrize("rate", [2, 12, 40])
@@ -61,7 +61,9 @@ def test_a_closed_loop_keeps_its_concurrency():
     n = 500
     lengths = np.random.default_rng(1).integers(1, 60, (2, n))
     cost = LinearCost(base=0.01, token=1e-4, decode=1e-4, kv=1e-7, attention=0)
-    _, log = simulate(VllmV1(512, 64), cost, 4000, 16, False, ClosedLoop(16, lengths[0], lengths[1], lengths[1]))
+    _, log = simulate(
+        VllmV1(512, 64), cost, 4000, 16, False, ClosedLoop(16, Requests(lengths[0], lengths[1], lengths[1]))
+    )
     rows = log.requests.table()
     times, count = metrics.in_system(rows, "finish_s")
     assert count.max() == 16
