@@ -41,8 +41,8 @@ class EngineSpec:
 
     `sources` says for each option where its value came from ("user", or the preset's source); `notes` what was
     resolved and what is not modelled. Rules of the version, not options: `long_prefill_alone_exempt` (the threshold
-    does not bind the only request) and `override_holds_one_sequence` (it refuses to start on an overridden KV pool
-    that cannot hold `max_model_len` tokens).
+    does not bind the only request) and `strict_pool_check` (at start-up one sequence of `max_model_len` tokens must fit
+    the KV pool less its null block, and an overridden pool is checked too).
     """
 
     preset: str
@@ -60,7 +60,7 @@ class EngineSpec:
     scheduler_reserve_full_isl: bool
     async_scheduling: bool
     num_gpu_blocks_override: int | None
-    override_holds_one_sequence: bool
+    strict_pool_check: bool
     host: HostTime
     cuda_graph_bytes: int
     sources: Mapping[str, str]
@@ -107,7 +107,7 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
         engine="vllm",
         version=preset["source"].removeprefix("vLLM v"),
         scheduler=preset["scheduler"],
-        override_holds_one_sequence=preset["override_holds_one_sequence"],
+        strict_pool_check=preset["strict_pool_check"],
         long_prefill_alone_exempt=preset["long_prefill_alone_exempt"],
         host=HostTime(**{f"{key}_s": value for key, value in preset["host"].items()}),
         cuda_graph_bytes=round(preset["cuda_graph_gib"] * GIB),
@@ -182,7 +182,7 @@ def _refusal(key: str, value: object, name: str, preset: Mapping[str, Any]) -> s
     if not isinstance(value, int) or not INTEGERS[key] <= value <= MOST.get(key, 2**31 - 1):
         most = f" and at most {MOST[key]:,}" if key in MOST else ""
         return f"{where} is {value!r}; expected a whole number of at least {INTEGERS[key]}{most}"
-    if key == "block_size" and value not in preset["block_sizes"]:
+    if key == "block_size" and preset["block_sizes"] and value not in preset["block_sizes"]:
         return f"{where} is {value}; {name} allows {one_of(map(str, preset['block_sizes']))}"
     return None
 
@@ -220,7 +220,7 @@ def _startup_checks(values: Mapping[str, Any], preset: Mapping[str, Any], model:
             f"engine.max_num_batched_tokens {tokens} is below max_model_len {length} with chunked prefill off: "
             f"raise it to {length}, lower max_model_len to {tokens}, or leave chunked prefill on"
         )
-    if threshold > length:
+    if preset["checks_threshold"] and threshold > length:
         problems.append(
             f"engine.long_prefill_token_threshold {threshold} is above max_model_len {length}: lower it (0 is off)"
         )

@@ -69,24 +69,25 @@ def plan_memory(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineS
     per_token = model.kv_bytes_per_token(layout.tp)
     block_bytes = per_token * engine.block_size
     length_blocks = -(-engine.max_model_len // engine.block_size)
+    least_blocks = length_blocks + engine.strict_pool_check
     available = budget - weights - overhead
     override = engine.num_gpu_blocks_override
     blocks = max(0, available // block_bytes) if override is None else override
     problem = ""
-    if override is not None and weights + override * block_bytes > gpu.visible_bytes:
+    if override is not None and weights + overhead + override * block_bytes > gpu.visible_bytes:
         problem = f"num_gpu_blocks_override {override} needs {_gib(override * block_bytes)} of KV cache"
     elif override is None and available <= 0:
         problem = "nothing is left for KV cache"
-    elif override is None and available < length_blocks * block_bytes:
+    elif override is None and available < least_blocks * block_bytes:
         problem = (
-            f"one sequence of max_model_len {engine.max_model_len} needs {_gib(length_blocks * block_bytes)} of KV "
+            f"one sequence of max_model_len {engine.max_model_len} needs {_gib(least_blocks * block_bytes)} of KV "
             f"cache and {_gib(available)} is left"
         )
-    elif override is not None and engine.override_holds_one_sequence and override < length_blocks:
+    elif override is not None and engine.strict_pool_check and override < least_blocks:
         raise ServecastError(
-            f"engine.num_gpu_blocks_override {override} is below the {length_blocks} blocks of one sequence of "
-            f"max_model_len {engine.max_model_len}: {engine.preset} refuses to start; raise it, or lower max_model_len "
-            f"to {override * engine.block_size}"
+            f"engine.num_gpu_blocks_override {override} is below the {least_blocks} blocks that one sequence of "
+            f"max_model_len {engine.max_model_len} needs (with the null block): {engine.preset} refuses to start; "
+            f"raise it, or lower max_model_len to {(override - 1) * engine.block_size}"
         )
     if problem:
         raise ServecastError(
@@ -130,13 +131,13 @@ def _communication_bytes(layout: Parallelism) -> int:
 def _fixes(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineSpec, blocks: int) -> str:
     """Which flag to change, with the value that would do."""
     if engine.num_gpu_blocks_override is not None:
-        room = (gpu.visible_bytes - model.weight_bytes(layout.tp)) // (
+        room = (gpu.visible_bytes - model.weight_bytes(layout.tp) - _overhead_bytes(model, layout, engine)) // (
             model.kv_bytes_per_token(layout.tp) * engine.block_size
         )
         return f"Lower it to at most {room} blocks (they are per engine, never times tp)" if room > 1 else "Raise tp"
     fixes = []
-    if blocks > 1:
-        fixes.append(f"lower max_model_len to at most {blocks * engine.block_size}")
+    if (usable := blocks - engine.strict_pool_check) > 0:
+        fixes.append(f"lower max_model_len to at most {usable * engine.block_size}")
     # not above 0.97: what the driver and other processes hold is outside the engine's share
     if (share := math.ceil(100 * _needed_bytes(model, layout, engine) / gpu.visible_bytes) / 100) <= 0.97:
         fixes.append(f"raise gpu_memory_utilization to {share:g}")
@@ -153,8 +154,8 @@ def _holds(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineSpec) 
 
 
 def _needed_bytes(model: ModelSpec, layout: Parallelism, engine: EngineSpec) -> int:
-    """Weights, overhead and the KV cache of one sequence of `max_model_len`."""
-    blocks = -(-engine.max_model_len // engine.block_size)
+    """Weights, overhead and the KV cache that one sequence of `max_model_len` must find at start-up."""
+    blocks = -(-engine.max_model_len // engine.block_size) + engine.strict_pool_check
     kv_bytes = blocks * engine.block_size * model.kv_bytes_per_token(layout.tp)
     return model.weight_bytes(layout.tp) + _overhead_bytes(model, layout, engine) + kv_bytes
 

@@ -15,7 +15,7 @@ from sim.result import Result
 
 BINS = 240
 CDF_POINTS = 500
-COLUMNS = ("start_s", "end_s", "prefill_tokens", "output_tokens", "running", "waiting", "kv_blocks", "kv_blocks_end")
+COLUMNS = ("start_s", "end_s", "prefill_tokens", "output_tokens", "running", "kv_blocks", "kv_blocks_end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Series:
 
     edges_s: Floats
     running: Floats  # requests, all replicas
-    waiting: Floats
+    waiting: Floats  # for their first step
     kv_blocks: Floats  # in use per replica
     kv_peak_blocks: Floats  # in use at the bin's fullest moment, in the fullest replica
     prefill_tokens_per_s: Floats  # prompt tokens computed; a preempted request's are computed again
@@ -40,7 +40,7 @@ class Series:
 
 
 def over_time(result: Result) -> Series:
-    """The step log in BINS equal bins from time 0 to the end of the last step."""
+    """The step log, and the queue, in BINS equal bins from time 0 to the end of the last step."""
     log, replicas = result.steps, result.deployment.replicas
     last = log["end_s"].max()
     edges = np.linspace(0.0, last if isinstance(last, float) and last > 0 else 1.0, BINS + 1)
@@ -60,7 +60,6 @@ def over_time(result: Result) -> Series:
         prefill = (rows["prefill_tokens"] > 0).astype(float)
         for name, first, final, scale in (
             ("running", rows["running"], None, 1.0),
-            ("waiting", rows["waiting"], None, 1.0),
             ("kv_blocks", blocks, blocks_end, 1 / replicas),
             ("prefill_tokens_per_s", rows["prefill_tokens"] * per_second, None, 1.0),
             ("output_tokens_per_s", rows["output_tokens"] * per_second, None, 1.0),
@@ -75,6 +74,7 @@ def over_time(result: Result) -> Series:
         inside = (start[row] < edges[1:]) & (edges[1:] < end[row])
         grown = (blocks_end - blocks)[row] * (edges[1:] - start[row]) * per_second[row]
         np.maximum(peak, np.where(inside, blocks[row] + grown, 0.0), out=peak)
+    sums["waiting"] += integrate_steps(edges, *result.queue) / width
     hit = np.flatnonzero(log["preempted"].to_numpy())
     np.add.at(sums["preempted"], bins_of(edges, columns["start_s"][hit]), log["preempted"].to_numpy()[hit])
     return Series(edges, **sums)
@@ -92,6 +92,15 @@ def integrate(edges: Floats, start: Floats, end: Floats, first: Floats, final: F
     inside = np.clip(edges - start[row], 0.0, length[row])
     slope = np.divide((final - first)[row], length[row], out=np.zeros(len(edges)), where=length[row] > 0)
     return np.diff(np.where(begun, before[row] + first[row] * inside + slope * inside**2 / 2, 0.0))
+
+
+def integrate_steps(edges: Floats, times: Floats, values: Floats) -> Floats:
+    """Integral over each bin [len(edges) - 1] of the step function that takes `values[i]` from `times[i]` on."""
+    here = np.isfinite(times)
+    times, values = np.concatenate([[0.0], times[here]]), np.concatenate([[0.0], values[here]])
+    before = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
+    row = np.searchsorted(times, edges, side="right") - 1
+    return np.diff(before[row] + values[row] * (edges - times[row]))
 
 
 def bins_of(edges: Floats, times: Floats) -> np.typing.NDArray[np.intp]:

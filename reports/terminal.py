@@ -73,7 +73,8 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         ("Queue", f"mean {number('mean_queue_size')}, peak {number('peak_queue_size')} requests waiting"),
         (
             "Batch",
-            f"mean {number('mean_batch_size_current')}, peak {number('peak_batch_size_current')} requests a step",
+            f"mean {number('mean_batch_size_current')}, peak {number('peak_batch_size_current')} requests a step"
+            + " and replica" * (result.deployment.replicas > 1),
         ),
         ("Preemptions", f"{s['preemptions']:,}"),
     ]

@@ -159,6 +159,11 @@ def notices(result: Result, summary: Mapping[str, Any]) -> list[str]:
     if summary["rejected"]:
         reasons = "; ".join(f"{n:,}: {REASONS.get(r, r)}" for r, n in summary["rejected_reasons"].items())
         lines.append(f"Rejected at arrival: {summary['rejected']:,} of {requests(summary['submitted'])} ({reasons}).")
+    if summary["cancelled"]:
+        line = f"Given up by their clients: {summary['cancelled']:,} of {requests(summary['submitted'])}."
+        if summary["unsent"]:
+            line += f" Another {requests(summary['unsent'])} of their sessions were never sent."
+        lines.append(line)
     dropped = (result.manifest.get("workload") or {}).get("dropped") or {}
     if total := sum(dropped.values()):
         reasons = "; ".join(f"{n:,}: {reason}" for reason, n in dropped.items() if n)

@@ -61,7 +61,6 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
     deployment = Deployment(
         gpus=setup.gpus,
         replicas=setup.replicas,
-        gpu_memory_bytes=memory.visible_bytes,
         fixed_memory_bytes=memory.weight_bytes + memory.activation_bytes + memory.cuda_graph_bytes
         + memory.communication_bytes + memory.non_torch_bytes,
         kv_blocks=memory.num_gpu_blocks - 1,
@@ -73,9 +72,9 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
         deployment,
         setup.scenario.slo.model_dump(exclude_none=True),
         manifest(setup),
-        submitted=cluster.submitted,
         open_loop=setup.requests.concurrency is None,
         complete=complete,
+        unsent=source.unsent,
     )
 
 

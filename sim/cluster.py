@@ -6,10 +6,11 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from calibrate.cost import StepCost
 from servecast.errors import ServecastError
 from sim.clock import Clock
 from sim.kvcache import KVCache
-from sim.replica import Replica, StepCost
+from sim.replica import Replica
 from sim.request import Request
 from sim.routers import ROUTERS
 from sim.schedulers import Scheduler
@@ -69,6 +70,8 @@ class Cluster:
         try:
             while clock.steps(EVENTS_PER_CHECK):
                 if not keep_going(len(requests), clock.now):
+                    for replica in self.replicas:
+                        replica.record_unfinished(clock.now)
                     return False
         finally:
             gc.unfreeze()
@@ -78,11 +81,6 @@ class Cluster:
 
     def _cancel(self, request: Request) -> None:
         self.replicas[request.replica].cancel(request, self._clock.now)
-
-    @property
-    def submitted(self) -> int:
-        """Requests that have arrived so far: done, rejected, waiting or running."""
-        return len(self.log.requests) + sum(r.in_flight for r in self.replicas)
 
     def _stuck(self) -> str:
         states = "; ".join(

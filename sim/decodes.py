@@ -75,7 +75,7 @@ class Decodes:
     def skip(self, request: Request, step: int) -> None:
         """`request` is left out of `step`: everything it does comes one step later.
 
-        Its kv_tokens stay what they are over that step; `advance` must be told to leave it out.
+        Its KV tokens stay what they are over that step: who adds one for every request must leave it out.
         """
         self.leave(request, step)
         self.join(request, step + 1)

@@ -13,11 +13,6 @@ class KVCache:
         self.usable = num_blocks - 1
         self.free = self.usable
 
-    @property
-    def used(self) -> int:
-        """Blocks in use."""
-        return self.usable - self.free
-
     def blocks(self, tokens: int) -> int:
         """Blocks that `tokens` tokens of one sequence occupy."""
         return -(-tokens // self.block_size)

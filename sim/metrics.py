@@ -21,9 +21,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 PERCENTILES = (50, 90, 99)
 
-PIECES = 64
-"""Above MANY_STEPS logged steps, a longer run than this counts as this many equal pieces in the ITL distribution."""
-MANY_STEPS = 5_000_000
+MANY_STEPS = 2_000_000
+"""Above this many logged steps, runs of steps are cut into that many pieces in all for the ITL distribution; each piece
+stands for its steps with their mean duration."""
 
 GROWTH_LIMIT = 0.03
 """Share of arrivals that pile up, above which a run counts as saturated."""
@@ -95,7 +95,7 @@ def itl(steps: Mapping[str, Floats], long_gaps: Floats) -> Distribution:
     first, total = steps["first_step_s"][rows], steps["end_s"][rows] - steps["start_s"][rows]
     with np.errstate(divide="ignore", invalid="ignore"):
         slope = np.where(count > 1, 2 * (total - count * first) / (count * (count - 1)), 0.0)
-    pieces = np.minimum(count, PIECES) if count.sum() > MANY_STEPS else count
+    pieces = np.maximum(1, count * MANY_STEPS // count.sum()) if count.sum() > MANY_STEPS else count
     row = np.repeat(np.arange(len(rows)), pieces)
     piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     begin, end = piece * count[row] // pieces[row], (piece + 1) * count[row] // pieces[row]
@@ -139,7 +139,9 @@ class Saturation:
 
 
 def saturation(requests: Mapping[str, Floats]) -> Saturation:
-    """Did arrivals outrun the replicas? Judged on the requests in the system while requests were still arriving.
+    """Did arrivals outrun the replicas? `requests` are the accepted ones, `left_s` when each was over (inf: not yet).
+
+    Judged on the requests in the system while requests were still arriving.
 
     The time from the first to the last arrival is cut into quarters. From the second to the last quarter, the mean
     number of requests in the system (waiting or running) grows by a share of the requests that arrived meanwhile: in
@@ -156,11 +158,11 @@ def saturation(requests: Mapping[str, Floats]) -> Saturation:
     start, end = float(arrivals[0]), float(arrivals[-1])
     edges = np.linspace(start, end, 5)
     early = requests["arrival_s"] <= edges[1]
-    if float(np.median(e2e_s(requests)[early])) > (end - start) / 2:
+    if float(np.median((requests["left_s"] - requests["arrival_s"])[early])) > (end - start) / 2:
         return Saturation(
             None, "undecided: the first requests take longer than half of the time in which requests arrive"
         )
-    times, count = in_system(requests, "finish_s")
+    times, count = in_system(requests, "left_s")
     before, after = (time_average(times, count, float(edges[i]), float(edges[i + 1])) for i in (1, 3))
     middles = (edges[1:] + edges[:-1]) / 2
     arrived = int(np.searchsorted(arrivals, middles[3]) - np.searchsorted(arrivals, middles[1]))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from simpy import Event
@@ -24,23 +24,14 @@ from sim.clock import At, Clock
 from sim.request import Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
-from sim.steplog import CANCELLED, LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, STOP, Log
+from sim.steplog import CANCELLED, LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, STOP, UNFINISHED, Log
+
+if TYPE_CHECKING:
+    from calibrate.cost import StepCost
 
 _NOBODY: list[Request] = []
 LONG_RUN = 32
 """Steps from which numpy computes a run's ends faster than a loop; both give the same sums, bit for bit."""
-
-
-class StepCost(Protocol):
-    """What a step costs, in seconds (`calibrate.cost`)."""
-
-    def step_s(self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int) -> float:
-        """One step: prefill chunks (new tokens, tokens already in KV), and `decodes` sequences over `kv_tokens`."""
-        ...
-
-    def decode_line(self, decodes: int) -> tuple[float, float, float] | None:
-        """(a, b, floor): a step of only decodes costs max(floor, a + b * kv_tokens). None: ask for every step."""
-        ...
 
 
 class Replica:
@@ -72,6 +63,9 @@ class Replica:
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
         self._cancelled: list[Request] = []  # given up since the last plan
+        self._waiting = 0  # requests in the queue once the run in progress was planned
+        self.lost_preemptions = 0
+        """By plans that left nothing to compute, and so have no row in the log: they go into the next one."""
         self._lagging: list[Request] = []  # decoding requests that the previous step left out
         self.batch: Batch | None = None
         """The plan of the run in progress; None while idle."""
@@ -113,13 +107,26 @@ class Replica:
             done = bisect_right(self._ends_s, now)
             self._cancelled.append(request)
             self._cut(done)
-        received = request.emitted
-        if request.decoding:
-            received = request.output_tokens - (request.finish_step - self.state.step - done + 1)
+        received = self._received(request, done)
         request.outcome = CANCELLED
         request.finish_s = now
         self._record(request, received)
         self._on_finish(request, now)
+
+    def record_unfinished(self, now: float) -> None:
+        """The run is stopped at `now`: log the requests that are still waiting or running."""
+        done = bisect_right(self._ends_s, now) if self.batch is not None else 0
+        for request in (*self.state.running.values(), *self.state.waiting, *self._incoming):
+            if not request.over:
+                received = self._received(request, done)
+                request.outcome = UNFINISHED
+                self._record(request, received)
+
+    def _received(self, request: Request, done: int) -> int:
+        """Output tokens of an unfinished request, once `done` steps of the run in progress have ended."""
+        if not request.decoding:
+            return request.emitted
+        return request.output_tokens - (request.finish_step - self.state.step - done + 1)
 
     def start_run(self, now: float) -> bool:
         """Plan at `now` and begin the next step or run of steps. False: there is nothing to do, the replica is idle."""
@@ -148,9 +155,11 @@ class Replica:
             line = None if single else self._cost.decode_line(decodes)
         else:
             self.batch = None
+            self.lost_preemptions += len(batch.preempted)
             return False
         self.batch = batch
         self._start_s = now
+        self._waiting = len(state.waiting)
         if line is None:
             self._ends_s = (now + self._cost.step_s(chunks, decodes, batch.kv_tokens),)
             self._interruptible = False
@@ -202,12 +211,13 @@ class Replica:
                 output_tokens,
                 gaps,
                 len(state.running) - len(self._ended),
-                len(state.waiting) + len(self._incoming),
+                self._waiting,
                 blocks,
                 blocks_end,
-                len(batch.preempted),
+                len(batch.preempted) + self.lost_preemptions,
             )
         )
+        self.lost_preemptions = 0
         finished = decodes.finished(next_step - 1) if decodes.next_finish == next_step - 1 else _NOBODY
         for request in finished:
             if not request.over:
@@ -369,7 +379,11 @@ class Replica:
         return len(back)
 
     def _rejection(self, request: Request) -> int:
-        """The outcome of a request that can never be served, or 0."""
+        """The outcome of a request that can never be served, or 0.
+
+        That it will never fit the KV cache follows from its true length, which the engine does not know: vLLM would let
+        it run and preempt it for ever.
+        """
         if request.prompt_tokens >= self._max_model_len:
             return PROMPT_TOO_LONG
         if request.prompt_tokens + request.max_tokens > self._max_model_len:
@@ -393,7 +407,7 @@ class Replica:
                 request.max_tokens,
                 request.preemptions,
                 request.first_step,
-                request.finish_step,
+                request.finish_step if request.outcome < CANCELLED else -1,
                 request.outcome,
             )
         )

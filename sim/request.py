@@ -73,7 +73,7 @@ class Request:
     @property
     def finished(self) -> bool:
         """Its last token is out."""
-        return 0 <= self.outcome < FINISHED
+        return self.outcome in FINISHED
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens} in, {self.output_tokens} out, at {self.arrival_s:g} s)"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sim import metrics
 from sim.metrics import Distribution, Floats
-from sim.steplog import CANCELLED, FINISHED, OUTCOMES, Log
+from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,7 +34,6 @@ class Deployment:
 
     gpus: int
     replicas: int
-    gpu_memory_bytes: int
     fixed_memory_bytes: int  # weights, activations, graphs, buffers: all but the KV cache
     kv_blocks: int  # that requests can use
     block_size: int
@@ -44,7 +43,7 @@ class Deployment:
 class Result:
     """What happened. `open_loop` False: clients waited for answers, so saturation does not apply.
 
-    `complete` False: the run was stopped early, and only the requests that were done by then are here.
+    `complete` False: the run was stopped early, and requests that had arrived by then may be unfinished.
     """
 
     def __init__(
@@ -54,14 +53,14 @@ class Result:
         slo: Mapping[str, float],
         manifest: Mapping[str, Any],
         *,
-        submitted: int,
         open_loop: bool,
         complete: bool,
+        unsent: int = 0,
     ) -> None:
         self.deployment = deployment
         self.slo = slo
         self.manifest = manifest
-        self.submitted = submitted
+        self.unsent = unsent
         self.open_loop = open_loop
         self.complete = complete
         self._log = log
@@ -69,8 +68,13 @@ class Result:
         order = np.argsort(rows["id"], kind="stable")
         self._rows = {name: column[order] for name, column in rows.items()}
         self._steps = log.steps.table()
-        self._finished = self._where(self._rows["outcome"] < FINISHED)
-        self._served = self._where(self._rows["outcome"] <= CANCELLED)
+        outcome = self._rows["outcome"]
+        self._finished = self._where(np.isin(outcome, FINISHED))
+        self._accepted = self._where(~np.isin(outcome, REJECTED))
+        unfinished = self._accepted["outcome"] == UNFINISHED
+        self._accepted["left_s"] = np.where(unfinished, np.inf, self._accepted["finish_s"])
+        never = np.isnan(self._accepted["scheduled_s"])
+        self._accepted["left_queue_s"] = np.where(never, self._accepted["left_s"], self._accepted["scheduled_s"])
 
     def _where(self, chosen: npt.NDArray[np.bool_]) -> dict[str, Floats]:
         return {name: column[chosen] for name, column in self._rows.items()}
@@ -79,16 +83,21 @@ class Result:
     def requests(self) -> pl.DataFrame:
         """A row a request that is over, by id.
 
-        `status` finished, cancelled or rejected, `reason` (see `sim.steplog.OUTCOMES`); `queue_s`, `ttft_s`, `tpot_s`,
-        `e2e_s` and the times they come from in seconds, null where they do not exist; `first_step` and `last_step`
-        count the replica's steps. Of a cancelled request `finish_s` is its end and `output_tokens` what its client got.
+        `status` finished, cancelled, rejected or unfinished, `reason` as in `sim.steplog.OUTCOMES`; `queue_s`,
+        `ttft_s`, `tpot_s`, `e2e_s` and the times they come from in seconds, null where they do not exist;
+        `first_step` and `last_step` count the replica's steps. A cancelled request has its end in `finish_s`, and like
+        an unfinished one what its client received in `output_tokens`.
         """
         import polars as pl
 
         rows = self._rows
         columns: dict[str, Any] = {"id": rows["id"], "replica": rows["replica"]}
-        kinds = np.sign(rows["outcome"] - CANCELLED).astype(int) + 1
-        columns["status"] = np.array(["finished", "cancelled", "rejected"])[kinds]
+        outcome = rows["outcome"]
+        columns["status"] = np.select(
+            [np.isin(outcome, FINISHED), np.isin(outcome, REJECTED), outcome == CANCELLED],
+            ["finished", "rejected", "cancelled"],
+            "unfinished",
+        )
         columns["reason"] = np.array(OUTCOMES)[rows["outcome"].astype(int)]
         columns["queue_s"] = rows["scheduled_s"] - rows["arrival_s"]
         columns |= {"ttft_s": metrics.ttft_s(rows), "tpot_s": metrics.tpot_s(rows), "e2e_s": metrics.e2e_s(rows)}
@@ -123,12 +132,25 @@ class Result:
             return metrics.Saturation(None, "not applicable: clients wait for their answers (closed loop)")
         if not len(self._finished["id"]):
             return metrics.Saturation(None, "not applicable: no request finished")
-        return metrics.saturation(self._served)
+        return metrics.saturation(self._accepted)
+
+    @property
+    def submitted(self) -> int:
+        """Requests that arrived."""
+        return len(self._rows["id"])
+
+    @property
+    def queue(self) -> tuple[Floats, Floats]:
+        """(times, requests that wait for their first step from each time on), all replicas together.
+
+        A preempted request that waits again is not in it.
+        """
+        return metrics.in_system(self._accepted, "left_queue_s")
 
     @property
     def duration_s(self) -> float:
-        """From time 0 to the last token."""
-        return float(self._finished["finish_s"].max(initial=0.0))
+        """From time 0 to the last token of a finished request; to the end of the last step if none finished."""
+        return float(self._finished["finish_s"].max(initial=0.0) or self._steps["end_s"].max(initial=0.0))
 
     def summary(self) -> dict[str, Any]:
         """Flat figures under the keys of `vllm bench serve --save-result` where it has them; None where undefined."""
@@ -136,7 +158,8 @@ class Result:
         per_second = (lambda x: float(x) / duration) if duration > 0 else (lambda x: None)
         good = int(metrics.meets(done, self.slo).sum()) if self.slo else None
         count = len(done["id"])
-        reasons = rows["outcome"][rows["outcome"] > CANCELLED].astype(int)
+        over = int((rows["outcome"] != UNFINISHED).sum())
+        reasons = rows["outcome"][np.isin(rows["outcome"], REJECTED)].astype(int)
         prompt, output = float(done["prompt_tokens"].sum()), float(done["output_tokens"].sum())
         tpot = metrics.tpot_s(done)
         out: dict[str, Any] = {
@@ -146,10 +169,11 @@ class Result:
             "duration": duration,
             "submitted": self.submitted,
             "completed": count,
-            "cancelled": len(self._served["id"]) - count,
+            "cancelled": int((rows["outcome"] == CANCELLED).sum()),
             "rejected": len(reasons),
             "rejected_reasons": {OUTCOMES[i]: int((reasons == i).sum()) for i in np.unique(reasons)},
-            "unfinished": self.submitted - len(rows["id"]),
+            "unfinished": int((rows["outcome"] == UNFINISHED).sum()),
+            "unsent": self.unsent,
             "total_input_tokens": int(prompt),
             "total_output_tokens": int(output),
             "request_throughput": per_second(count),
@@ -157,7 +181,7 @@ class Result:
             "output_throughput": per_second(output),
             "total_token_throughput": per_second(prompt + output),
             "request_goodput": None if good is None else per_second(good),
-            "slo_attainment": None if good is None or not len(rows["id"]) else good / len(rows["id"]),
+            "slo_attainment": None if good is None or not over else good / over,
         }
         out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
         out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
@@ -169,14 +193,17 @@ class Result:
         out |= Distribution.of(done["prompt_tokens"]).summary("input_tokens_per_request")
         out |= Distribution.of(done["output_tokens"]).summary("output_tokens_per_request")
         out["tpot_undefined"] = int(np.isnan(tpot).sum())
-        out |= self._occupancy(steps, duration)
+        out |= self._occupancy(steps)
         out["preemptions"] = int(rows["preemptions"].sum())
         out["gpus"] = self.deployment.gpus
         out["gpu_seconds"] = self.deployment.gpus * duration
         return out
 
-    def _occupancy(self, steps: Mapping[str, Floats], duration: float) -> dict[str, Any]:
-        """Queue, batch, KV and memory use over time: means over `duration` and all replicas, peaks of one moment."""
+    def _occupancy(self, steps: Mapping[str, Floats]) -> dict[str, Any]:
+        """Queue and requests in the system of all replicas together; batch, KV and memory use of a replica or GPU.
+
+        Means are over the time to the end of the last step, and over replicas; peaks are those of one moment.
+        """
         d = self.deployment
         if not len(steps["step"]):
             names = ("queue_size", "batch_size_current", "kv_cache_memory_used", "gpu_memory_used")
@@ -187,18 +214,17 @@ class Result:
                 "kv_mean_fraction": 0.0,
                 "engine_steps": 0,
             }
-        share = (steps["end_s"] - steps["start_s"]) / (duration * d.replicas)
+        span = float(steps["end_s"].max())
+        share = (steps["end_s"] - steps["start_s"]) / (span * d.replicas)
         batch = steps["prefill_requests"] + steps["decodes"]
         peak = float(steps["kv_blocks_end"].max())
         mean = float(np.dot(share, (steps["kv_blocks"] + steps["kv_blocks_end"]) / 2))
         block = d.block_size * d.kv_bytes_per_token
-        served = self._served
-        left_queue = np.where(np.isnan(served["scheduled_s"]), served["finish_s"], served["scheduled_s"])
-        times, queued = metrics.in_system(served | {"left_queue_s": left_queue}, "left_queue_s")
+        times, queued = self.queue
         return {
-            "mean_queue_size": metrics.time_average(times, queued, 0.0, duration),
+            "mean_queue_size": metrics.time_average(times, queued, 0.0, span),
             "peak_queue_size": int(queued.max()),
-            "max_concurrent_requests": int(metrics.in_system(served, "finish_s")[1].max()),
+            "max_concurrent_requests": int(metrics.in_system(self._accepted, "left_s")[1].max()),
             "mean_batch_size_current": float(np.dot(share, batch)),
             "peak_batch_size_current": int(batch.max()),
             "kv_peak_fraction": peak / d.kv_blocks,

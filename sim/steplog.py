@@ -24,8 +24,8 @@ STEP_COLUMNS = (
     "kv_tokens",  # tokens in KV of the decoding sequences, before the first step
     "output_tokens",  # tokens produced for clients in all steps of the row together
     "gaps",  # of those in each step: tokens whose predecessor came one step earlier
-    "running",
-    "waiting",
+    "running",  # requests, finished ones not yet released left out
+    "waiting",  # requests in the queue once the first step was planned; later arrivals are not in it
     "kv_blocks",  # blocks in use once the first step was planned
     "kv_blocks_end",  # and at the end of the row, before anything is freed
     "preempted",
@@ -48,15 +48,16 @@ REQUEST_COLUMNS = (
     "outcome",
 )
 """Columns of a request row; `outcome` indexes OUTCOMES, times that do not exist are NaN. A cancelled request has its
-end in `finish_s` and the tokens that its client received in `output_tokens`."""
+end in `finish_s`, and like an unfinished one the tokens that its client received in `output_tokens`."""
 
-OUTCOMES = ("length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache")
+OUTCOMES = ("length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished")
 """What became of a request: finished at its `max_tokens` (`length`) or before it (`stop`); given up by its client
-(`cancelled`); or rejected at arrival: its prompt leaves no room in `max_model_len`, prompt + max_tokens exceed it, or
-it can never fit the KV cache."""
-LENGTH, STOP, CANCELLED, PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE = range(len(OUTCOMES))
-FINISHED = 2
-"""Outcomes below this one are those of finished requests."""
+(`cancelled`); rejected at arrival: its prompt leaves no room in `max_model_len`, prompt + max_tokens exceed it, or it
+can never fit the KV cache; or `unfinished` when the run was stopped early."""
+LENGTH, STOP, CANCELLED, PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE, UNFINISHED = range(len(OUTCOMES))
+FINISHED = (LENGTH, STOP)
+REJECTED = (PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE)
+"""Outcomes, by what they mean."""
 
 
 class Rows:

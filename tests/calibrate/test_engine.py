@@ -65,7 +65,7 @@ def test_unlisted_versions_resolve_downwards() -> None:
 def test_unmodelled_and_unknown_options() -> None:
     for option, value in {
         "enable_prefix_caching": True, "kv_cache_dtype": "fp8", "quantization": "fp8", "speculative_config": {},
-        "enable_lora": True, "swap_space": 4, "cpu_offload_gb": 10, "scheduling_policy": "priority",
+        "enable_lora": True, "swap_space": 8, "cpu_offload_gb": 10, "scheduling_policy": "priority",
         "watermark": 0.05, "max_num_partial_prefills": 2, "enforce_eager": True, "pipeline_parallel_size": 2,
         "long_prefill_token_threshold_adaptive": True,
     }.items():  # fmt: skip
@@ -92,7 +92,10 @@ def test_values_are_checked_all_at_once() -> None:
 def test_startup_checks() -> None:
     assert "below max_num_seqs" in refusal(max_num_seqs=1000, max_num_batched_tokens=500)
     assert "chunked prefill off" in refusal(enable_chunked_prefill=False, max_num_batched_tokens=2048)
-    assert "above max_model_len" in refusal(max_model_len=1000, long_prefill_token_threshold=1001)
+    over = {"max_model_len": 1000, "long_prefill_token_threshold": 1001}
+    assert "above max_model_len" in refusal(preset="vllm-0.32", **over)
+    assert parts(MODEL, "h100-sxm", preset="vllm-0.19", **over)[3].long_prefill_token_threshold == 1001
+    assert parts(MODEL, "h100-sxm", preset="vllm-0.32", block_size=48)[3].block_size == 48
     assert "above the 131072" in refusal(max_model_len=131073)
 
 

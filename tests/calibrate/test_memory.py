@@ -48,7 +48,7 @@ def test_overrides_are_checked() -> None:
     with pytest.raises(ServecastError, match=r"129.04 GiB of KV cache.*never times tp"):
         plan(num_gpu_blocks_override=132_139, tp=2)
     assert plan(num_gpu_blocks_override=100).num_gpu_blocks == 100
-    with pytest.raises(ServecastError, match=r"below the 8192 blocks.*lower max_model_len to 1600"):
+    with pytest.raises(ServecastError, match=r"below the 8193 blocks.*lower max_model_len to 1584"):
         plan(num_gpu_blocks_override=100, preset="vllm-0.32")
 
 
@@ -77,3 +77,20 @@ def test_budget_and_sequences_cost_activation_memory() -> None:
 def test_two_cards_hold_more_than_twice_the_tokens() -> None:
     one, two = plan("qwen3-32b", max_model_len=8192), plan("qwen3-32b", tp=2, max_model_len=8192)
     assert two.num_gpu_blocks > 8 * one.num_gpu_blocks
+
+
+def test_the_start_up_check_of_0_32_leaves_room_for_the_null_block() -> None:
+    """vLLM 0.32 compares one sequence with the pool less one block; earlier versions with the whole pool."""
+    assert plan(preset="vllm-0.19", max_model_len=4096, num_gpu_blocks_override=2).num_gpu_blocks == 2
+    assert plan(preset="vllm-0.32", max_model_len=4096, num_gpu_blocks_override=257).num_gpu_blocks == 257
+    with pytest.raises(ServecastError, match="below the 257 blocks"):
+        plan(preset="vllm-0.32", max_model_len=4096, num_gpu_blocks_override=256)
+
+
+def test_an_override_must_leave_room_for_everything_else() -> None:
+    with pytest.raises(ServecastError, match=r"Lower it to at most \d+ blocks") as caught:
+        plan(num_gpu_blocks_override=32_887)
+    room = int(str(caught.value).split("at most ")[1].split()[0])
+    fits = plan(num_gpu_blocks_override=room)
+    others = fits.activation_bytes + fits.cuda_graph_bytes + fits.communication_bytes + fits.non_torch_bytes
+    assert fits.weight_bytes + others + fits.kv_bytes <= fits.visible_bytes

@@ -53,9 +53,7 @@ def run(
     complete = cluster.run(keep_going)
     fixed = memory.budget_bytes - memory.kv_bytes
     usable = cluster.replicas[0].state.kv.usable
-    deployment = Deployment(
-        replicas, replicas, gpu.visible_bytes, fixed, usable, engine.block_size, memory.kv_bytes_per_token
-    )
+    deployment = Deployment(replicas, replicas, fixed, usable, engine.block_size, memory.kv_bytes_per_token)
     options = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "async_scheduling")
     facts: dict[str, Any] = {
         "name": "chat on one H100",
@@ -77,7 +75,6 @@ def run(
         deployment,
         slo or {},
         facts | manifest,
-        submitted=cluster.submitted,
         open_loop=concurrency is None,
         complete=complete,
     )

@@ -33,6 +33,7 @@ def test_bins_hold_all_of_the_log(replicas: int) -> None:
     assert (series.prefill_share + series.decode_share).sum() * width * replicas == pytest.approx(busy_s)
     lasted = (steps["end_s"] - steps["start_s"]).to_numpy()
     assert series.running.sum() * width == pytest.approx(np.dot(lasted, steps["running"].to_numpy()))
+    assert series.waiting.mean() == pytest.approx(summary["mean_queue_size"])
     assert series.preempted.sum() == summary["preemptions"] > 0
     assert series.kv_peak_blocks.max() == steps["kv_blocks_end"].max()
     assert (series.kv_peak_blocks >= series.kv_blocks - 1e-6).all()

@@ -33,10 +33,10 @@ def check(result: Result) -> dict[str, Any]:
     s = result.summary()
     json.dumps(s, allow_nan=False)
     json.dumps(result.manifest, allow_nan=False)
-    assert s["submitted"] == s["completed"] + s["rejected"] + s["unfinished"]
+    assert s["submitted"] == s["completed"] + s["cancelled"] + s["rejected"] + s["unfinished"]
     assert s["rejected"] == sum(s["rejected_reasons"].values())
     assert result.complete is (s["unfinished"] == 0)
-    assert result.requests.height == s["completed"] + s["rejected"]
+    assert result.requests.height == s["submitted"]
     assert result.steps["output_tokens"].sum() >= s["total_output_tokens"]
     return s
 
@@ -248,3 +248,23 @@ def test_a_full_disk_is_said(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.part").symlink_to("/dev/full")
     with pytest.raises(ServecastError, match="cannot write the results"):
         simulate(small()).save(tmp_path)
+
+
+def test_stopped_before_anything_finished_still_has_a_summary_and_a_report(tmp_path: Path) -> None:
+    scenario = load_scenario(QUICKSTART, {"workload.num_requests": 30_000, "workload.arrivals.rate": 100_000})
+    result = simulate(scenario, lambda *_: False)
+    s = check(result)
+    assert s["completed"] == 0
+    assert s["unfinished"] == s["submitted"] == s["max_concurrent_requests"] > 0
+    assert s["mean_ttft_ms"] is None
+    assert s["peak_queue_size"] > 0
+    assert (result.save(tmp_path) / "report.html").stat().st_size > 1000
+    statuses = result.requests["status"].to_list()
+    assert set(statuses) == {"unfinished"}
+
+
+def test_an_overloaded_run_that_is_stopped_counts_those_still_in_the_system() -> None:
+    scenario = load_scenario(QUICKSTART, {"workload.num_requests": 20_000, "workload.arrivals.rate": 60})
+    s = check(simulate(scenario, lambda done, *_: done < 4000))
+    assert s["saturated"] is True
+    assert s["max_concurrent_requests"] >= s["unfinished"] > 1000

@@ -12,7 +12,7 @@ from sim.cluster import Cluster, Pool
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
 from sim.state import Batch
-from sim.steplog import OUTCOMES
+from sim.steplog import OUTCOMES, UNFINISHED
 from tests.sim.engine import LinearCost, simulate
 
 
@@ -118,8 +118,12 @@ def test_a_run_can_be_stopped_and_what_is_done_counts():
     cost = LinearCost(base=0.01, token=1e-4, decode=1e-4, kv=0.0, attention=0.0)
     cluster = Cluster(source, Pool(2, VllmV1(512, 64), cost, 5000, 16, 1000, True), "round-robin")
     assert not cluster.run(lambda done, now: done < 5000)
-    assert 5000 <= len(cluster.log.requests) < cluster.submitted < n
-    assert cluster.submitted - len(cluster.log.requests) == sum(r.in_flight for r in cluster.replicas)
+    rows = cluster.log.requests.table()
+    unfinished = rows["outcome"] == UNFINISHED
+    assert 5000 <= (~unfinished).sum() < len(rows["id"]) < n
+    assert unfinished.sum() > 0
+    assert (rows["output_tokens"] <= lengths[rows["id"].astype(int)]).all()
+    assert sorted(rows["id"].astype(int)) == list(range(len(rows["id"])))
 
 
 def test_replicas_share_requests_in_turn_and_the_log_keeps_them_apart():
