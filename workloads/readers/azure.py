@@ -1,42 +1,56 @@
-"""Azure LLM inference traces of 2023 and 2024: `TIMESTAMP,ContextTokens,GeneratedTokens`.
+"""Azure LLM inference traces of 2023, 2024 and 2025: `TIMESTAMP,ContextTokens,GeneratedTokens`, multimodal `NumImages`.
 
-2023 writes naive stamps with 7 decimals; 2024 a UTC offset, 6 decimals, and none on whole seconds: each row is read by
-itself. Times are exact to the microsecond. Source: github.com/Azure/AzurePublicDataset (cite Splitwise, ISCA'24).
+2023 writes naive stamps with 7 decimals; 2024 a UTC offset, 6 decimals, and none on whole seconds; the multimodal file
+ends them with Z: each row is read by itself. Times are exact to the microsecond. Images are counted, not modelled:
+ContextTokens is taken as the whole prompt. Source: github.com/Azure/AzurePublicDataset (cite Splitwise, ISCA'24).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from servecast.errors import ServecastError, nearest
-from workloads.readers.clean import build_trace
-from workloads.readers.files import TraceFile
-from workloads.trace import Trace
+from workloads.readers.clean import Requests, to_trace
+from workloads.readers.columns import Numbers, read_columns, tokens
+from workloads.readers.files import TraceFile, missing
+from workloads.readers.options import ReadOptions
+from workloads.trace import MAX_TIME_S, Trace
 
 if TYPE_CHECKING:
     import polars as pl
 
-COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+OPTIONS: tuple[str, ...] = ()
 
 
-def lacks(columns: Sequence[str]) -> list[str]:
+def lacks(file: TraceFile) -> list[str]:
     """What the header lacks to be of this format, in words; empty when it is."""
-    return [f"column {name!r} is missing{nearest(name, columns)}" for name in COLUMNS if name not in columns]
+    return missing(file, "TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-def read(file: TraceFile) -> Trace:
+def read(file: TraceFile, options: ReadOptions) -> Trace:
     """The trace of an opened file. Raises ServecastError by column and row."""
-    if missing := lacks(file.columns):
-        raise ServecastError(*(f"{file.path}: as format azure, {problem}" for problem in missing))
-    rule = "dates with a time in UTC, like 2023-11-16 18:17:03.9799600 or 2024-05-10 00:00:00+00:00,"
-    return build_trace(file, *COLUMNS, seconds=_seconds, time_rule=rule)
+    rule = "times must be dates with a time in UTC, like 2023-11-16 18:17:03.9799600 or 2024-05-10 00:00:00+00:00"
+    stamps = Numbers("TIMESTAMP", rule, least=-MAX_TIME_S, most=MAX_TIME_S, convert=_Seconds())
+    prompt, output = tokens("ContextTokens"), tokens("GeneratedTokens")
+    images = tokens("NumImages", optional=True)
+    blank = read_columns(file, [stamps, prompt, output, images])
+    notes: tuple[str, ...] = ()
+    if images.seen and (some := images.values[images.values > 0]).size:
+        notes = (f"{some.sum():,.0f} images in {some.size:,} requests are not modelled; ContextTokens is the prompt",)
+    return to_trace(file, blank, Requests(stamps.values, prompt, output, notes=notes))
 
 
-def _seconds(stamps: pl.Series) -> pl.Series:
-    import polars as pl
+class _Seconds:
+    """Seconds from the first stamp of the file: a float64 of seconds since 1970 would round microseconds away."""
 
-    utc = stamps.cast(pl.String).str.strip_chars().str.replace(r"(Z|\+00:00)$", "").str.replace("T", " ", literal=True)
-    micros = utc.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False).dt.epoch("us")
-    # Subtracting whole microseconds first keeps what a float64 of seconds since 1970 would round away.
-    return (micros - micros.min()) / 1e6 if micros.count() else micros.cast(pl.Float64)
+    def __init__(self) -> None:
+        self.first: int | None = None
+
+    def __call__(self, stamps: pl.Series) -> pl.Series:
+        import polars as pl
+
+        text = stamps.cast(pl.String).str.strip_chars()
+        utc = text.str.replace(r"(Z|\+00:00)$", "").str.replace("T", " ", literal=True)
+        micros = utc.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False).dt.epoch("us")
+        if self.first is None and micros.count():
+            self.first = micros.drop_nulls()[0]
+        return (micros - (self.first or 0)) / 1e6

@@ -1,7 +1,7 @@
 """Opens a trace file as named columns with the row numbers people see: CSV or JSONL (also gzipped), or Parquet.
 
-The kind is told from the content, not from the name. Values stay as they are in the file (text, or Parquet's types):
-what the columns mean is the readers' business.
+The kind is told from the content, not from the name. Values stay as they are in the file (text, or Parquet's types),
+and come in batches, so that a large file is never in memory as text: what they mean is the readers' business.
 """
 
 from __future__ import annotations
@@ -11,53 +11,59 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO, TYPE_CHECKING, Any
 
 from servecast.errors import ServecastError, nearest, one_of
+from workloads.readers.chunks import chunks
+from workloads.readers.jsonl import objects, strict_frame
 
 if TYPE_CHECKING:
     import polars as pl
 
-_LONGEST_HEADER = 2**24
+_LONGEST_HEADER = 2**26
+_LONGEST_DOCUMENT = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
     """A trace file whose header was read. columns: names in file order (JSONL: the first object's keys).
-    first_row: the number in the file of the first data row (a CSV header is row 1). content: where the data are read
-    from, the path itself or the decompressed bytes.
+    first_row: the number in the file of the first data row (a CSV header is row 1). first: JSONL's first object.
+    gzipped: whether it is packed. document: the whole content, where it is a single JSON object over several lines.
     """
 
     path: Path
     kind: str
     columns: tuple[str, ...]
     first_row: int
-    content: Path | bytes
+    first: Mapping[str, Any] = field(default_factory=dict)
+    gzipped: bool = False
+    document: bytes | None = None
 
-    def load(self, names: Sequence[str]) -> pl.DataFrame:
-        """The named columns, one row for each row of the file; null where a value is absent, in every column where a
-        line is blank. Raises ServecastError with rows where the file's structure is broken.
+    def load(self, names: Sequence[str]) -> Iterator[tuple[int, pl.DataFrame]]:
+        """Batches (number in the file of their first row, the named columns): null where a value or the column is
+        absent, in every column where a line is blank. Raises ServecastError with rows where the structure is broken.
         """
         with self._readable():
             if self.kind == "parquet":
-                import polars as pl
+                yield from self._load_parquet(names)
+            elif self.kind == "jsonl":
+                yield from self._load_jsonl(names)
+            else:
+                yield from self._load_csv(names)
 
-                return pl.read_parquet(self.path, columns=list(names)).select(names)
-            return self._load_jsonl(names) if self.kind == "jsonl" else self._load_csv(names)
-
-    def mentions(self, name: str) -> bool:
-        """Whether any row may hold the column (JSONL rows may have keys that the first one lacks)."""
-        if self.kind != "jsonl":
-            return name in self.columns
+    def sessions(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
+        """(row, the object of a JSONL line, or what is wrong with it); blank lines are left out."""
         with self._readable():
-            return bool(self._lines().str.json_path_match(f"$.{name}").is_not_null().any())
+            for row, lines in self._lines():
+                yield from ((row + i, found) for i, found in objects(lines))
+
+    def rows(self, shown: Sequence[str], count: int) -> str:
+        """`3 rows: 5 ('x'), 9 ('y'), ...` from the first few as text, and how many there are."""
+        return f"{count:,} row{'s' * (count > 1)}: {', '.join(shown)}{', ...' if count > len(shown) else ''}"
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -65,82 +71,112 @@ class TraceFile:
 
         try:
             yield
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-            raise ServecastError(f"{self.path}: not readable as {self.kind}: {self._why(str(error))}") from None
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            reason = str(error).splitlines()[0]
+            raise ServecastError(f"{self.path}: not readable as {self.kind}: {reason}") from None
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise _bad_gzip(self.path, error) from None
+        except OSError as error:
+            raise ServecastError(f"{self.path}: cannot be read: {error.strerror or error}") from None
 
-    def rows(self, where: NDArray[np.intp], values: pl.Series | None = None) -> str:
-        """`3 rows: 5 ('x'), 9 ('y'), ...`: the count and the first few of the data rows, with their values."""
-        shown = [str(i + self.first_row) + (f" ({values[int(i)]!r})" if values is not None else "") for i in where[:5]]
-        return f"{where.size:,} row{'s' * (where.size > 1)}: {', '.join(shown)}{', ...' if where.size > 5 else ''}"
+    def _stream(self) -> IO[bytes]:
+        if self.document is not None:
+            return io.BytesIO(self.document)
+        return _opened(self.path, self.gzipped)
 
-    def _load_csv(self, names: Sequence[str]) -> pl.DataFrame:
+    def _load_parquet(self, names: Sequence[str]) -> Iterator[tuple[int, pl.DataFrame]]:
         import polars as pl
 
-        # All columns, as text: polars reports a row with too many fields only when it reads every column.
-        frame = pl.read_csv(self.content, infer_schema=False)
-        if frame.width != len(self.columns):
-            raise ServecastError(f"{self.path}: the header has a quoted name with a line break; rename that column")
-        return pl.DataFrame([frame.to_series(self.columns.index(name)).rename(name) for name in names])
+        there = [name for name in names if name in self.columns]
+        frame = pl.read_parquet(self.path, columns=there)
+        absent = [pl.lit(None, dtype=pl.String).alias(name) for name in names if name not in there]
+        yield self.first_row, frame.with_columns(absent).select(names)
 
-    def _load_jsonl(self, names: Sequence[str]) -> pl.DataFrame:
+    def _load_csv(self, names: Sequence[str]) -> Iterator[tuple[int, pl.DataFrame]]:
         import polars as pl
 
-        lines = self._lines().str.strip_chars()
-        frame = pl.DataFrame({"line": lines}).select(
-            pl.col("line").str.json_path_match(f"$.{n}").alias(n) for n in names
-        )
-        empty = frame.select(pl.all_horizontal(pl.all().is_null())).to_series()
-        broken = np.flatnonzero((empty & lines.is_not_null() & (lines != "")).to_numpy())
-        if broken.size:
+        places = {name: self.columns.index(name) for name in names if name in self.columns}
+        header = ",".join(f"c{i}" for i in range(len(self.columns))).encode() + b"\n"
+        row = self.first_row
+        with self._stream() as stream:
+            stream.readline()
+            for chunk in chunks(stream, quotes=True):
+                try:
+                    # All columns, as text: polars reports a row with too many fields only when it reads every column.
+                    frame = pl.read_csv(header + chunk, infer_schema=False)
+                except pl.exceptions.PolarsError as error:
+                    raise ServecastError(
+                        f"{self.path}: not readable as csv: {self._why(chunk, row, str(error))}"
+                    ) from None
+                nothing = pl.Series([None], dtype=pl.String).new_from_index(0, len(frame))
+                columns = [frame.to_series(places[name]) if name in places else nothing for name in names]
+                yield row, pl.DataFrame([column.rename(name) for column, name in zip(columns, names, strict=True)])
+                row += len(frame)
+
+    def _load_jsonl(self, names: Sequence[str]) -> Iterator[tuple[int, pl.DataFrame]]:
+        broken: list[str] = []
+        count = 0
+        for row, lines in self._lines():
+            frame, bad = strict_frame(lines, names)
+            broken += [str(row + i) for i in bad[: 5 - len(broken)]]
+            count += len(bad)
+            if not count:
+                yield row, frame
+        if count:
             raise ServecastError(
-                f"{self.path}: no whole JSON object with the keys {one_of(names)} in {self.rows(broken)}; "
+                f"{self.path}: no whole JSON object with the keys {one_of(names)} in {self.rows(broken, count)}; "
                 "every line must hold one (is the file truncated?)"
             )
-        return frame
 
-    def _lines(self) -> pl.Series:
-        import polars as pl
-
-        # JSON text never holds a raw control character, so this separator keeps each line in one piece.
-        one_column = pl.read_csv(
-            self.content, separator="\x01", quote_char=None, has_header=False, new_columns=["line"], infer_schema=False
-        )
-        return one_column.to_series()
-
-    def _why(self, reason: str) -> str:
-        """polars' reason, or better: the row that explains it. Reads the file slowly, after an error only."""
-        stream = io.BytesIO(self.content) if isinstance(self.content, bytes) else self.path.open("rb")
-        with stream:
-            if self.kind == "parquet":
-                return reason.splitlines()[0]
-            for row, line in enumerate(stream, start=1):
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        """(row of the first, lines) of each chunk of a JSONL file."""
+        row = self.first_row
+        with self._stream() as stream:
+            for chunk in chunks(stream):
                 try:
-                    text = line.decode()
-                except UnicodeDecodeError:
-                    return f"row {row} is not UTF-8 text"
-                if self.kind == "csv" and '"' not in text and (fields := text.count(",") + 1) > len(self.columns):
-                    return f"row {row} has {fields} fields, the header has {len(self.columns)} columns"
-        if self.kind == "csv" and "more fields" not in reason:
+                    text = chunk.decode()
+                except UnicodeDecodeError as error:
+                    bad = row + chunk.count(b"\n", 0, error.start)
+                    raise ServecastError(
+                        f"{self.path}: not readable as {self.kind}: row {bad} is not UTF-8 text"
+                    ) from None
+                lines = text.removesuffix("\n").split("\n")
+                if row == self.first_row:
+                    lines[0] = lines[0].removeprefix("\ufeff")
+                yield row, lines
+                row += len(lines)
+
+    def _why(self, chunk: bytes, row: int, reason: str) -> str:
+        """polars' reason, or better: the row that explains it. Reads the chunk slowly, after an error only."""
+        for i, line in enumerate(chunk.split(b"\n"), start=row):
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
+                return f"row {i} is not UTF-8 text"
+            if '"' not in text and (fields := text.count(",") + 1) > len(self.columns):
+                return f"row {i} has {fields} fields, the header has {len(self.columns)} columns"
+        if "more fields" not in reason:
             return 'a quote (") is opened and never closed, or stands inside a value'
         return reason.splitlines()[0]
 
 
 def open_trace(path: Path) -> TraceFile:
     """Reads the header. Raises ServecastError for whatever is not a trace file with one."""
-    content: Path | bytes = path
+    document = None
     try:
         _exists(path)
         with path.open("rb") as stream:
             magic = stream.read(4)
         if magic == b"PAR1":
             return _open_parquet(path)
-        if magic[:2] == b"\x1f\x8b":
-            content = gzip.decompress(path.read_bytes())
-        with io.BytesIO(content) if isinstance(content, bytes) else path.open("rb") as stream:
+        gzipped = magic[:2] == b"\x1f\x8b"
+        with _opened(path, gzipped) as stream:
             header = stream.readline(_LONGEST_HEADER)
             head = header + stream.read(2**16)
+            if header.lstrip(b"\xef\xbb\xbf").strip()[:1] == b"{" and header.strip()[-1:] != b"}":
+                document = head + stream.read(_LONGEST_DOCUMENT)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ServecastError(f"{path}: the gzip file is truncated or damaged ({error}); fetch it again") from None
+        raise _bad_gzip(path, error) from None
     except OSError as error:
         raise ServecastError(f"{path}: cannot be read: {error.strerror or error}") from None
     if not head.strip():
@@ -154,8 +190,23 @@ def open_trace(path: Path) -> TraceFile:
             f"{path}: binary or not UTF-8 text; CSV, JSONL (both also gzipped) and Parquet are read"
         ) from None
     if text.startswith(("{", "[")):
-        return TraceFile(path, "jsonl", _jsonl_keys(path, text), 1, content)
-    return TraceFile(path, "csv", _csv_header(path, text), 2, content)
+        first, whole = _first_object(path, text, document)
+        return TraceFile(path, "jsonl", tuple(first), 1, first, gzipped, whole)
+    return TraceFile(path, "csv", _csv_header(path, text), 2, gzipped=gzipped)
+
+
+def missing(file: TraceFile, *names: str) -> list[str]:
+    """In words, which of the named columns the file's header (or first object) lacks."""
+    what = "key" if file.kind == "jsonl" else "column"
+    return [f"{what} {name!r} is missing{nearest(name, file.columns)}" for name in names if name not in file.columns]
+
+
+def _opened(path: Path, gzipped: bool) -> IO[bytes]:
+    return gzip.open(path, "rb") if gzipped else path.open("rb")  # type: ignore[return-value]
+
+
+def _bad_gzip(path: Path, error: Exception) -> ServecastError:
+    return ServecastError(f"{path}: the gzip file is truncated or damaged ({error}); fetch it again")
 
 
 def _exists(path: Path) -> None:
@@ -179,12 +230,14 @@ def _open_parquet(path: Path) -> TraceFile:
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise ServecastError(f"{path}: a damaged or truncated Parquet file ({reason})") from None
-    return TraceFile(path, "parquet", columns, 1, path)
+    return TraceFile(path, "parquet", columns, 1)
 
 
 def _csv_header(path: Path, text: str) -> tuple[str, ...]:
     if not text:
         raise ServecastError(f"{path}: row 1 is blank; the first row must be the header")
+    if text.count('"') % 2:
+        raise ServecastError(f"{path}: the header has a quoted name with a line break; rename that column")
     try:
         names = tuple(name.strip() for name in next(csv.reader([text])))
     except csv.Error as error:
@@ -199,11 +252,15 @@ def _csv_header(path: Path, text: str) -> tuple[str, ...]:
     return names
 
 
-def _jsonl_keys(path: Path, text: str) -> tuple[str, ...]:
-    try:
-        first = json.loads(text)
-    except (ValueError, RecursionError):
-        first = None
-    if not isinstance(first, dict):
-        raise ServecastError(f"{path}: row 1 is not a whole JSON object; JSONL has one object a line, not an array")
-    return tuple(first)
+def _first_object(path: Path, text: str, document: bytes | None) -> tuple[dict[str, Any], bytes | None]:
+    """The object of row 1; or the one object that the whole file is (a session), with the file as one line."""
+    for candidate in (text.encode(), document):
+        try:
+            found = json.loads(candidate) if candidate is not None else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) and candidate is not document:
+            return found, None
+        if isinstance(found, dict) and isinstance(found.get("requests"), list):
+            return found, json.dumps(found).encode()
+    raise ServecastError(f"{path}: row 1 is not a whole JSON object; JSONL has one object a line, not an array")
