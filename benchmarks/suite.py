@@ -19,8 +19,9 @@ from typing import Any
 import click
 
 import servecast
+from servecast.requests import Requests
 from servecast.scenario import Scenario
-from servecast.setup import Requests, Setup, set_up
+from servecast.setup import Setup, set_up
 from sim.schedulers import SCHEDULERS
 from tests.reference import ROOT
 from tests.sim.oracle import Naive, Oracle
@@ -103,13 +104,11 @@ def measure(name: str, scenario: dict[str, Any], oracle_requests: int) -> str:
 
 def oracle_ratio(setup: Setup, n: int) -> float:
     """CPU time of the naive engine over that of the fast one, on the first `n` requests."""
-    r, engine = setup.requests, setup.engine
-    assert r.arrival_s is not None
-    columns = r.arrival_s[:n], r.prompt_tokens[:n], r.output_tokens[:n], r.max_tokens[:n]
-    few = replace(setup, requests=Requests(*columns, None, r.source, {}, ()))
+    engine, few = setup.engine, setup.requests.trace.head(n)
     start = time.process_time()
-    servecast.simulate(few)
+    servecast.simulate(replace(setup, requests=Requests(few, follow=False)))
     fast = time.process_time() - start
+    columns = few.arrival_s, few.prompt_tokens, few.output_tokens, few.max_tokens
     rows = zip(*(column.tolist() for column in columns), strict=True)
     naive = [Naive(i, *row) for i, row in enumerate(rows) if row[1] + row[3] <= engine.max_model_len]
     policy = SCHEDULERS[engine.scheduler]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from servecast.errors import ServecastError
+from servecast.trace_cli import trace
 
 if TYPE_CHECKING:
     from servecast.run import Result
@@ -97,13 +98,16 @@ def run(scenario: Path, overrides: tuple[str, ...], out: Path | None, as_json: b
 
 
 @main.command("list")
-@click.argument("what", type=click.Choice(["models", "gpus", "presets", "scenarios"]))
+@click.argument("what", type=click.Choice(["models", "gpus", "presets", "mixes", "scenarios"]))
 def list_(what: str) -> None:
     """The names that scenarios can use, and the scenarios that come with servecast."""
     from servecast.listing import LISTINGS
 
     for line in LISTINGS[what]():
         click.echo(line)
+
+
+main.add_command(trace)
 
 
 def _make_folder(out: Path) -> None:
@@ -168,7 +172,7 @@ def _resolved(setup: Setup) -> str:
         option = line.strip().partition(":")[0]
         source = setup.engine.sources.get(option) if line.startswith("  ") else None
         lines.append(f"{line}  # {source}" if source else line)
-    notes = [f"# {note}" for note in (*setup.engine.notes, *setup.requests.notes)]
+    notes = [f"# {note}" for note in (*setup.engine.notes, *setup.requests.trace.notes)]
     kv = setup.memory
     notes.append(
         f"# KV cache: {kv.num_gpu_blocks:,} blocks of {kv.block_size} tokens, {kv.kv_tokens:,} tokens a replica"

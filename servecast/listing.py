@@ -8,6 +8,7 @@ from importlib.resources import files
 from calibrate.engine import preset_names
 from calibrate.hardware import GIB, gpu_ids, load_gpu
 from calibrate.models import load_model, model_names
+from workloads.mixes import load_mixes
 
 
 def models() -> Iterable[str]:
@@ -27,6 +28,12 @@ def gpus() -> Iterable[str]:
         )
 
 
+def mixes() -> Iterable[str]:
+    """Name and description of every ready-made workload."""
+    for name, mix in load_mixes().items():
+        yield f"{name:<8} {mix.what}"
+
+
 def scenarios() -> Iterable[str]:
     """Path and question (the first comment line) of every bundled scenario."""
     for file in sorted(files("scenarios").iterdir(), key=lambda f: f.name):
@@ -39,5 +46,6 @@ LISTINGS: dict[str, Callable[[], Iterable[str]]] = {
     "models": models,
     "gpus": gpus,
     "presets": preset_names,
+    "mixes": mixes,
     "scenarios": scenarios,
 }

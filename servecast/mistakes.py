@@ -16,8 +16,6 @@ NOT_YET = {
     "dp": "data parallelism inside an engine is not modelled yet; use replicas for independent engines",
     "ep": "expert parallelism is not modelled yet",
     "links": "links between pools are not modelled yet",
-    "sessions": "sessions are not modelled yet",
-    "classes": "request classes are not modelled yet",
 }
 """Keys that the design has and this version does not."""
 

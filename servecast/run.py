@@ -13,10 +13,10 @@ from servecast.errors import ServecastError
 from servecast.scenario import Scenario
 from servecast.setup import Setup, memory_facts, set_up
 from sim.cluster import Cluster, Pool
-from sim.result import Deployment
+from sim.result import Classes, Deployment
 from sim.result import Result as Outcome
 from sim.schedulers import SCHEDULERS, Scheduler
-from sim.source import ClosedLoop, OpenLoop, Requests, Source
+from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
 
 NOT_MODELLED = (
     "the front end: tokenising, detokenising, HTTP and the client's network add to TTFT and are left out",
@@ -70,11 +70,12 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
     return Result(
         cluster.log,
         deployment,
-        setup.scenario.slo.model_dump(exclude_none=True),
+        setup.scenario.slo.limits(),
         manifest(setup),
-        open_loop=setup.requests.concurrency is None,
+        open_loop=setup.requests.concurrency is None and not setup.requests.follow,
         complete=complete,
         unsent=source.unsent,
+        classes=_classes(setup),
     )
 
 
@@ -94,10 +95,10 @@ def manifest(setup: Setup) -> dict[str, Any]:
             option: {"value": getattr(engine, option), "source": source} for option, source in engine.sources.items()
         },
         "workload": {
-            "source": requests.source,
-            "requests": len(requests.prompt_tokens),
-            "dropped": requests.dropped,
-            "notes": list(requests.notes),
+            "source": requests.trace.source,
+            "requests": len(requests.trace),
+            "dropped": dict(requests.trace.dropped),
+            "notes": list(requests.trace.notes),
         },
         "memory": memory_facts(setup.memory),
         "cost": dict(setup.cost.provenance),
@@ -107,12 +108,19 @@ def manifest(setup: Setup) -> dict[str, Any]:
 
 
 def _source(setup: Setup) -> Source:
-    r = setup.requests
-    requests = Requests(r.prompt_tokens, r.output_tokens, r.max_tokens)
+    r, t = setup.requests, setup.requests.trace
+    requests = Requests(t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s)
     if r.concurrency is not None:
-        return ClosedLoop(r.concurrency, requests)
-    assert r.arrival_s is not None
-    return OpenLoop(r.arrival_s, requests)
+        return ClosedLoop(r.concurrency, requests, r.think_s)
+    if r.follow:
+        assert t.turns is not None
+        return Sessions(t.arrival_s, requests, t.turns.previous, t.turns.think_s)
+    return OpenLoop(t.arrival_s, requests)
+
+
+def _classes(setup: Setup) -> Classes | None:
+    r = setup.requests
+    return None if r.trace.classes is None else Classes(*r.trace.classes, r.slo or {})
 
 
 def _pool(setup: Setup) -> Pool:

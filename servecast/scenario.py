@@ -6,80 +6,32 @@ What a model, GPU, engine option, arrival process or length distribution may be 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from calibrate.engine import check_options, resolve_engine
 from calibrate.hardware import load_gpu
 from calibrate.models import load_model
-from servecast.errors import ServecastError, nearest, one_of
-from servecast.mistakes import MistakeError, say, shown
-from servecast.units import Duration
+from servecast.errors import ServecastError, one_of
+from servecast.mistakes import MistakeError, say
+from servecast.parts import Count, Part, known, named
+from servecast.workload import (
+    ClassPart,
+    ClosedLoopPart,
+    LengthsPart,
+    PrometheusPart,
+    ServegenPart,
+    SloPart,
+    WorkloadPart,
+)
 from servecast.yamlfile import YamlFile, load_yaml
 from sim.routers import ROUTERS
-from workloads.arrivals import ARRIVALS
-from workloads.kinds import Registry, check_kind
-from workloads.lengths import LENGTHS
-from workloads.readers import READERS
-from workloads.trace import MAX_TOKENS
 
-MAX_REQUESTS = 100_000_000
 MAX_REPLICAS = 100_000
 """More than these is a slip of the pen, and would exhaust the memory before anything is said."""
-
-
-def _known(load: Callable[[str], object]) -> Callable[[str], str]:
-    """A check that `load` accepts the word."""
-
-    def check(word: str) -> str:
-        try:
-            load(word)
-        except ServecastError as error:
-            raise MistakeError(f": {re.sub('^(gpu|model): ', '', problem)}" for problem in error.problems) from None
-        return word
-
-    return check
-
-
-def _kind_of(registry: Registry[Any]) -> Callable[[Any], Any]:
-    """A check of a `{kind: ..., parameters}` mapping."""
-
-    def check(spec: Any) -> Any:
-        if problems := check_kind(registry, spec, ""):
-            raise MistakeError(problems)
-        return spec
-
-    return check
-
-
-def _named(what: str, names: Iterable[str]) -> Callable[[str], None]:
-    """Raises ServecastError for a word that is not among `names`."""
-
-    def check(word: str) -> None:
-        if word not in names:
-            raise ServecastError(f"unknown {what} {word!r}{nearest(word, names)}; known: {one_of(names)}")
-
-    return check
-
-
-def _cap(value: Any) -> Any:
-    if value == "unlimited" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_TOKENS):
-        return value
-    raise ValueError(f"{shown(value)} is neither a whole number of tokens from 1 to {MAX_TOKENS} nor unlimited")
 
 
 def is_path(model: str) -> bool:
@@ -87,41 +39,20 @@ def is_path(model: str) -> bool:
     return "/" in model or model.endswith(".json")
 
 
-Count = Annotated[int, Field(ge=1)]
-Arrivals = Annotated[dict[str, Any], AfterValidator(_kind_of(ARRIVALS))]
-LengthsOf = Annotated[dict[str, Any], AfterValidator(_kind_of(LENGTHS))]
-
-Format = Annotated[str, AfterValidator(_known(_named("trace format", READERS)))]
-Cap = Annotated[int | Literal["unlimited"], BeforeValidator(_cap)]
-Limit = Annotated[Duration, Field(gt=0)]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_not_given(cls, value: Any) -> Any:
-        """`key: null` (also `--set key=null`) takes a key back; a required one is then missing."""
-        if not isinstance(value, dict):
-            return value
-        return {key: v for key, v in value.items() if v is not None or key not in cls.model_fields}
-
-
-class PoolPart(_Part):
+class PoolPart(Part):
     """Equal replicas: `replicas` engines on `tp` GPUs each."""
 
     role: Literal["unified", "prefill", "decode"] = "unified"
-    gpu: Annotated[str, AfterValidator(_known(load_gpu))]
+    gpu: Annotated[str, known(load_gpu)]
     tp: Count = 1
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
 
 
-class ClusterPart(_Part):
+class ClusterPart(Part):
     """Where it runs: pools and a router. `{gpu: ..., tp: ..., replicas: ...}` is the short form of one unified pool."""
 
     pools: list[PoolPart] = Field(min_length=1)
-    router: Annotated[str, AfterValidator(_known(_named("router", ROUTERS)))] = "round-robin"
+    router: Annotated[str, named("router", ROUTERS)] = "round-robin"
 
     @model_validator(mode="before")
     @classmethod
@@ -139,81 +70,11 @@ class ClusterPart(_Part):
         return {"pools": [pool]} | ({"router": value["router"]} if "router" in value else {})
 
 
-class ClosedLoopPart(_Part):
-    """`concurrency` clients, each of which sends its next request when it has its answer."""
-
-    concurrency: Count
-
-
-class LengthsPart(_Part):
-    """Prompt and output lengths, drawn independently; or pairs drawn from the requests of a trace."""
-
-    prompt: LengthsOf | None = None
-    output: LengthsOf | None = None
-    trace: str | None = None
-    format: Format | None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> LengthsPart:
-        if self.trace is None and (self.prompt is None or self.output is None):
-            missing = one_of(name for name in ("prompt", "output") if getattr(self, name) is None)
-            raise ValueError(f"{missing} missing; give prompt and output, or trace")
-        if self.trace is not None and (self.prompt or self.output):
-            raise ValueError("give prompt and output, or trace, not both")
-        if self.trace is None and self.format is not None:
-            raise ValueError("format belongs to trace, which is missing")
-        return self
-
-
-class WorkloadPart(_Part):
-    """What arrives: a trace, generated arrivals, or a closed loop."""
-
-    trace: str | None = None
-    format: Format | None = None
-    rate_scale: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    window: Annotated[list[Duration], Field(min_length=2, max_length=2)] | None = None
-    num_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
-    arrivals: Arrivals | None = None
-    lengths: LengthsPart | None = None
-    closed_loop: ClosedLoopPart | None = None
-    max_tokens: Cap | None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> WorkloadPart:
-        kinds = [name for name in ("trace", "arrivals", "closed_loop") if getattr(self, name) is not None]
-        if len(kinds) != 1:
-            raise ValueError(f"give exactly one of trace, arrivals, closed_loop; found {one_of(kinds) or 'none'}")
-        kind = kinds[0]
-        takes = {
-            "trace": {"trace", "format", "rate_scale", "window", "num_requests", "max_tokens"},
-            "arrivals": {"arrivals", "lengths", "num_requests", "max_tokens"},
-            "closed_loop": {"closed_loop", "lengths", "num_requests", "max_tokens"},
-        }[kind]
-        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
-        extra = sorted(given - takes)
-        needs = [] if kind == "trace" else [name for name in ("num_requests", "lengths") if name not in given]
-        if extra or needs:
-            said = [f"{one_of(extra)} has no meaning with {kind}"] * bool(extra)
-            said += [f"{one_of(needs)} missing"] * bool(needs)
-            raise ValueError(f"{'; '.join(said)} ({kind} takes {one_of(sorted(takes - {kind}))})")
-        if self.window is not None and not self.window[0] < self.window[1]:
-            raise ValueError("window is [start, end] with start before end, for example [0s, 10min]")
-        return self
-
-
-class SloPart(_Part):
-    """Limits that every request should meet; goodput counts those that meet all of them."""
-
-    ttft: Limit | None = None
-    tpot: Limit | None = None
-    e2e: Limit | None = None
-
-
-class Scenario(_Part):
+class Scenario(Part):
     """One simulation, as written: `load_scenario` reads it from YAML."""
 
     name: str
-    model: Annotated[str, AfterValidator(_known(lambda word: None if is_path(word) else load_model(word)))]
+    model: Annotated[str, known(lambda word: None if is_path(word) else load_model(word))]
     engine: dict[str, Any]
     cluster: ClusterPart
     workload: WorkloadPart
@@ -291,9 +152,9 @@ def _fields(loc: list[Any]) -> list[str]:
     """The keys that may stand at a place of the scenario."""
     if loc == ["cluster"]:
         return [*PoolPart.model_fields, *ClusterPart.model_fields]
-    parts: dict[str, type[_Part]] = {
-        "cluster": ClusterPart, "pools": PoolPart, "workload": WorkloadPart, "slo": SloPart,
-        "lengths": LengthsPart, "closed_loop": ClosedLoopPart,
+    parts: dict[str, type[Part]] = {
+        "cluster": ClusterPart, "pools": PoolPart, "workload": WorkloadPart, "slo": SloPart, "lengths": LengthsPart,
+        "closed_loop": ClosedLoopPart, "classes": ClassPart, "prometheus": PrometheusPart, "servegen": ServegenPart,
     }  # fmt: skip
     innermost = [parts[name] for name in map(str, loc) if name in parts]
     return list((innermost or [Scenario])[-1].model_fields)

@@ -22,10 +22,12 @@ from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log
 if TYPE_CHECKING:
     import polars as pl
 
-INTEGERS = {
-    "id", "replica", "prompt_tokens", "output_tokens", "max_tokens", "preemptions", "step", "steps", "prefill_requests",
-    "prefill_tokens", "decodes", "kv_tokens", "gaps", "running", "waiting", "kv_blocks", "kv_blocks_end", "preempted",
+SMALL = {
+    "replica", "prompt_tokens", "max_tokens", "preemptions", "steps", "prefill_requests", "prefill_tokens", "decodes",
+    "gaps", "running", "waiting", "kv_blocks", "kv_blocks_end", "preempted",
 }  # fmt: skip
+LARGE = {"id", "kv_tokens", "output_tokens", "step", "first_step", "last_step"}
+"""Whole-numbered columns, kept in 32 and 64 bits: a table of a million requests should stay small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,18 @@ class Deployment:
     kv_blocks: int  # that requests can use
     block_size: int
     kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Request classes: int64[n] index of each request id's class into `names`.
+
+    `slo` has the limits, in seconds, of the classes with an SLO of their own; `Result.slo` holds for the others.
+    """
+
+    index: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    slo: Mapping[str, Mapping[str, float]]
 
 
 class Result:
@@ -56,14 +70,16 @@ class Result:
         open_loop: bool,
         complete: bool,
         unsent: int = 0,
+        classes: Classes | None = None,
     ) -> None:
         self.deployment = deployment
         self.slo = slo
         self.manifest = manifest
         self.unsent = unsent
+        self.classes = classes
         self.open_loop = open_loop
         self.complete = complete
-        self._log = log
+        self._gaps = np.array(log.gaps)
         rows = log.requests.table()
         order = np.argsort(rows["id"], kind="stable")
         self._rows = {name: column[order] for name, column in rows.items()}
@@ -77,6 +93,8 @@ class Result:
         self._accepted["left_queue_s"] = np.where(never, self._accepted["left_s"], self._accepted["scheduled_s"])
 
     def _where(self, chosen: npt.NDArray[np.bool_]) -> dict[str, Floats]:
+        if chosen.all():  # as a rule: then no copy is needed
+            return dict(self._rows)
         return {name: column[chosen] for name, column in self._rows.items()}
 
     @cached_property
@@ -101,11 +119,14 @@ class Result:
         columns["reason"] = np.array(OUTCOMES)[rows["outcome"].astype(int)]
         columns["queue_s"] = rows["scheduled_s"] - rows["arrival_s"]
         columns |= {"ttft_s": metrics.ttft_s(rows), "tpot_s": metrics.tpot_s(rows), "e2e_s": metrics.e2e_s(rows)}
+        if self.classes is not None:
+            columns["class"] = np.array(self.classes.names)[self.classes.index[rows["id"].astype(np.int64)]]
         columns |= {name: rows[name] for name in rows if name not in columns and name != "outcome"}
         frame = pl.DataFrame(columns).with_columns(pl.col(pl.Float64).fill_nan(None))
-        steps = [pl.when(pl.col(c) >= 0).then(pl.col(c)).cast(pl.Int64) for c in ("first_step", "last_step")]
-        integers = [pl.col(c).cast(pl.Int64) for c in frame.columns if c in INTEGERS]
-        return frame.with_columns(*steps, *integers, pl.col("status", "reason").cast(pl.Categorical))
+        steps = [pl.when(pl.col(c) >= 0).then(pl.col(c)) for c in ("first_step", "last_step")]
+        frame = frame.with_columns(*steps).with_columns(_integers(frame.columns))
+        text = [c for c in ("status", "reason", "class") if c in frame.columns]
+        return frame.with_columns(pl.col(text).cast(pl.Categorical))
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -116,14 +137,14 @@ class Result:
         import polars as pl
 
         frame = pl.DataFrame(self._steps)
-        integers = [pl.col(c).cast(pl.Int64) for c in frame.columns if c in INTEGERS]
         block_bytes = self.deployment.block_size * self.deployment.kv_bytes_per_token
-        return frame.with_columns(integers).with_columns(kv_cache_bytes=pl.col("kv_blocks") * block_bytes)
+        frame = frame.with_columns(_integers(frame.columns))
+        return frame.with_columns(kv_cache_bytes=pl.col("kv_blocks").cast(pl.Int64) * block_bytes)
 
     @cached_property
     def itl(self) -> Distribution:
         """The distribution of the time between consecutive tokens, in seconds, over all requests."""
-        return metrics.itl(self._steps, np.array(self._log.gaps))
+        return metrics.itl(self._steps, self._gaps)
 
     @cached_property
     def saturation(self) -> metrics.Saturation:
@@ -156,7 +177,7 @@ class Result:
         """Flat figures under the keys of `vllm bench serve --save-result` where it has them; None where undefined."""
         done, rows, steps, duration = self._finished, self._rows, self._steps, self.duration_s
         per_second = (lambda x: float(x) / duration) if duration > 0 else (lambda x: None)
-        good = int(metrics.meets(done, self.slo).sum()) if self.slo else None
+        good = int(self._good(done).sum()) if self.slo or (self.classes and self.classes.slo) else None
         count = len(done["id"])
         over = int((rows["outcome"] != UNFINISHED).sum())
         reasons = rows["outcome"][np.isin(rows["outcome"], REJECTED)].astype(int)
@@ -197,6 +218,36 @@ class Result:
         out["preemptions"] = int(rows["preemptions"].sum())
         out["gpus"] = self.deployment.gpus
         out["gpu_seconds"] = self.deployment.gpus * duration
+        if self.classes is not None:
+            out["classes"] = {name: self._class_summary(name, self.classes) for name in self.classes.names}
+        return out
+
+    def _good(self, rows: Mapping[str, Floats]) -> npt.NDArray[np.bool_]:
+        """Per finished request, whether it meets its SLO: its class's own, or the one for all."""
+        if self.classes is None or not self.classes.slo:
+            return metrics.meets(rows, self.slo)
+        own = self.classes.index[rows["id"].astype(np.int64)]
+        good = np.zeros(len(own), dtype=bool)
+        for i, name in enumerate(self.classes.names):
+            mine = own == i
+            limits = self.classes.slo.get(name, self.slo)
+            good[mine] = metrics.meets({key: column[mine] for key, column in rows.items()}, limits)
+        return good
+
+    def _class_summary(self, name: str, classes: Classes) -> dict[str, Any]:
+        """Counts, latencies and goodput of one request class, under the keys of the whole."""
+        mine = classes.index[self._rows["id"].astype(np.int64)] == classes.names.index(name)
+        over = int((mine & (self._rows["outcome"] != UNFINISHED)).sum())
+        done = self._where(mine & np.isin(self._rows["outcome"], FINISHED))
+        tpot = metrics.tpot_s(done)
+        out: dict[str, Any] = {"submitted": int(mine.sum()), "completed": len(done["id"])}
+        out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
+        out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
+        out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
+        limits = classes.slo.get(name, self.slo)
+        good = int(metrics.meets(done, limits).sum())
+        out["request_goodput"] = good / self.duration_s if limits and self.duration_s > 0 else None
+        out["slo_attainment"] = good / over if limits and over else None
         return out
 
     def _occupancy(self, steps: Mapping[str, Floats]) -> dict[str, Any]:
@@ -263,3 +314,11 @@ class Result:
                 path.unlink(missing_ok=True)
             raise
         return folder
+
+
+def _integers(columns: list[str]) -> list[pl.Expr]:
+    """Casts of the whole-numbered ones of `columns`."""
+    import polars as pl
+
+    sizes = [(SMALL, pl.Int32), (LARGE, pl.Int64)]
+    return [pl.col(column).cast(size) for names, size in sizes for column in columns if column in names]

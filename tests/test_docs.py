@@ -13,12 +13,17 @@ from click.testing import CliRunner
 
 import servecast
 from servecast.cli import main
+from servecast.scenario import Scenario
 from servecast.setup import set_up
+from servecast.workload import KINDS
+from workloads.arrivals import ARRIVALS
+from workloads.lengths import LENGTHS
+from workloads.readers import READERS
+from workloads.sessions import SESSIONS
 
 REPO = Path(__file__).parents[1]
 README = (REPO / "README.md").read_text(encoding="utf-8")
 SCENARIOS = sorted((REPO / "scenarios").glob("*.yaml"))
-SMALL = ["--set", "workload.num_requests=40"]
 
 
 def blocks(language):
@@ -43,7 +48,10 @@ def checkout(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", commands())
 def test_documented_commands(command):
     words = shlex.split(command)[1:]
-    result = CliRunner().invoke(main, words + (SMALL if words[0] == "run" else []))
+    if words[0] == "run":
+        unit = "sessions" if "num_sessions" in (REPO / words[1]).read_text(encoding="utf-8") else "requests"
+        words += ["--set", f"workload.num_{unit}=40"]
+    result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
 
 
@@ -69,7 +77,7 @@ def test_the_scenario_in_the_readme(tmp_path):
         file.write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n")
     (tmp_path / "scenario.yaml").write_text(text, encoding="utf-8")
     setup = set_up(servecast.load_scenario("scenario.yaml"))
-    assert (setup.replicas, len(setup.requests.prompt_tokens)) == (2, 1)
+    assert (setup.replicas, len(setup.requests.trace.prompt_tokens)) == (2, 1)
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
@@ -87,3 +95,17 @@ def test_the_quickstart_sets_only_preset_and_workload():
     scenario = yaml.safe_load((REPO / "scenarios" / "quickstart.yaml").read_text(encoding="utf-8"))
     assert scenario["engine"] == {"preset": "vllm-0.19"}
     assert scenario["cluster"] == {"gpu": "h100-sxm"}
+
+
+WORKLOADS = (REPO / "docs" / "workloads.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", re.findall(r"^```yaml\n(.*?)^```$", WORKLOADS, flags=re.M | re.S))
+def test_documented_workloads_are_valid(text):
+    base = {"name": "x", "model": "llama-3.1-8b", "engine": "vllm-0.19", "cluster": {"gpu": "h100-sxm"}}
+    Scenario.model_validate(base | yaml.safe_load(text))
+
+
+def test_every_kind_and_format_is_documented():
+    for word in (*KINDS, *ARRIVALS, *LENGTHS, *READERS, *SESSIONS):
+        assert f"`{word}`" in WORKLOADS or f"{word}:" in WORKLOADS or f"kind: {word}" in WORKLOADS, word

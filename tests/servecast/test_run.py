@@ -158,8 +158,8 @@ def test_every_kind_of_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     result = simulate(setup)
     s = check(result)
     assert s["completed"] == s["submitted"] == workload.get("num_requests", 5)
-    assert result.requests["output_tokens"].to_list() == setup.requests.output_tokens.tolist()
-    assert result.requests["max_tokens"].to_list() == setup.requests.max_tokens.tolist()
+    assert result.requests["output_tokens"].to_list() == setup.requests.trace.output_tokens.tolist()
+    assert result.requests["max_tokens"].to_list() == setup.requests.trace.max_tokens.tolist()
     if "closed_loop" in workload:
         assert s["saturated"] is None
         assert s["max_concurrent_requests"] == min(5, workload["closed_loop"]["concurrency"])

@@ -45,10 +45,9 @@ def test_every_key_of_the_schema(tmp_path: Path) -> None:
     assert (setup.gpus, setup.replicas) == (6, 3)
     assert (setup.engine.max_num_seqs, setup.engine.block_size, setup.engine.async_scheduling) == (128, 32, False)
     assert setup.memory.num_gpu_blocks == 5000
-    assert setup.scenario.slo.model_dump() == {"ttft": 1.0, "tpot": 0.05, "e2e": 60.0}
-    assert setup.requests.arrival_s is not None
-    assert setup.requests.arrival_s.tolist() == [0, 15]
-    assert setup.requests.max_tokens.tolist() == [100, 100]
+    assert setup.scenario.slo.limits() == {"ttft": 1.0, "tpot": 0.05, "e2e": 60.0}
+    assert setup.requests.trace.arrival_s.tolist() == [0, 15]
+    assert setup.requests.trace.max_tokens.tolist() == [100, 100]
 
 
 def test_name_defaults_to_the_file(tmp_path: Path) -> None:
@@ -149,7 +148,10 @@ def test_overrides_leave_the_callers_mapping_alone() -> None:
 
 def test_null_takes_an_option_back() -> None:
     assert set_up(small(engine__max_num_seqs=None)).engine == set_up(small()).engine
-    assert set_up(small(workload__lengths__prompt__max=None)).requests.source == set_up(small()).requests.source
+    assert (
+        set_up(small(workload__lengths__prompt__max=None)).requests.trace.source
+        == set_up(small()).requests.trace.source
+    )
 
 
 def test_paths_are_relative_to_the_file_and_for_set_to_the_folder(
@@ -163,10 +165,10 @@ def test_paths_are_relative_to_the_file_and_for_set_to_the_folder(
     file = write(there, f"{text}workload: {{trace: t.csv}}\n")
     monkeypatch.chdir(here)
     path = Path(os.path.relpath(file, here))
-    assert setup_of(path).requests.output_tokens.tolist() == [2]
-    assert setup_of(path, ["workload.trace=t.csv"]).requests.output_tokens.tolist() == [1]
+    assert setup_of(path).requests.trace.output_tokens.tolist() == [2]
+    assert setup_of(path, ["workload.trace=t.csv"]).requests.trace.output_tokens.tolist() == [1]
     lengths = {"num_requests": 1, "arrivals": {"kind": "all-at-once"}, "lengths": {"trace": "t.csv"}}
-    assert setup_of(path, {"workload": lengths}).requests.output_tokens.tolist() == [1]
+    assert setup_of(path, {"workload": lengths}).requests.trace.output_tokens.tolist() == [1]
 
 
 def test_model_as_a_path(tmp_path: Path) -> None:
@@ -181,9 +183,8 @@ def test_model_as_a_path(tmp_path: Path) -> None:
 
 
 def test_seed_decides_the_requests() -> None:
-    one, same, other = (set_up(small(seed=seed)).requests for seed in (1, 1, 2))
-    assert one.arrival_s is not None
-    assert np.array_equal(one.arrival_s, same.arrival_s)  # type: ignore[arg-type]
+    one, same, other = (set_up(small(seed=seed)).requests.trace for seed in (1, 1, 2))
+    assert np.array_equal(one.arrival_s, same.arrival_s)
     assert not np.array_equal(one.prompt_tokens, other.prompt_tokens)
     assert small(seed=None).seed == 0
 
@@ -213,8 +214,8 @@ def test_resolved_loads_again_as_the_same(
     again = setup_of(write(tmp_path, dump_yaml(setup.resolved())))
     assert again.resolved() == setup.resolved()
     assert again.memory == setup.memory
-    assert np.array_equal(again.requests.prompt_tokens, setup.requests.prompt_tokens)
-    assert np.array_equal(again.requests.max_tokens, setup.requests.max_tokens)
+    assert np.array_equal(again.requests.trace.prompt_tokens, setup.requests.trace.prompt_tokens)
+    assert np.array_equal(again.requests.trace.max_tokens, setup.requests.trace.max_tokens)
 
 
 @pytest.mark.parametrize(("text", "value"), [("1e-6", 1e-6), ("1e9", 1e9), ("+2E3", 2e3), ("1.5", 1.5), (".5", 0.5)])

@@ -1,0 +1,190 @@
+"""The workload of a scenario, as people type it: what arrives, from where, and how clients behave."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from servecast.errors import one_of
+from servecast.mistakes import shown
+from servecast.parts import Count, Limit, Part, checked, kind_of, known, named
+from servecast.units import Duration
+from workloads.arrivals import ARRIVALS
+from workloads.lengths import LENGTHS
+from workloads.mixes import load_mix
+from workloads.people import THINK
+from workloads.readers import READERS
+from workloads.sessions import check_sessions
+from workloads.trace import MAX_TOKENS
+
+MAX_REQUESTS = 100_000_000
+"""More than these is a slip of the pen, and would exhaust the memory before anything is said."""
+
+
+def _cap(value: Any) -> Any:
+    if value == "unlimited" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_TOKENS):
+        return value
+    raise ValueError(f"{shown(value)} is neither a whole number of tokens from 1 to {MAX_TOKENS} nor unlimited")
+
+
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Factor = Annotated[float, Field(gt=0, le=1e6)]
+Arrivals = Annotated[dict[str, Any], kind_of(ARRIVALS)]
+LengthsOf = Annotated[dict[str, Any], kind_of(LENGTHS)]
+Format = Annotated[str, named("trace format", READERS)]
+Cap = Annotated[int | Literal["unlimited"], BeforeValidator(_cap)]
+Span = Annotated[list[Duration], Field(min_length=2, max_length=2)]
+
+
+class SloPart(Part):
+    """Limits that every request should meet; goodput counts those that meet all of them."""
+
+    ttft: Limit | None = None
+    tpot: Limit | None = None
+    e2e: Limit | None = None
+
+    def limits(self) -> dict[str, float]:
+        """The limits that are given, in seconds."""
+        return {name: getattr(self, name) for name in type(self).model_fields if getattr(self, name) is not None}
+
+
+class ClosedLoopPart(Part):
+    """`concurrency` clients, each of which sends its next request `think` after it has its answer, at once if unset."""
+
+    concurrency: Count
+    think: Annotated[dict[str, Any], kind_of(THINK)] | None = None
+
+
+class LengthsPart(Part):
+    """Prompt and output lengths, drawn independently or with a rank correlation; or pairs drawn from a trace."""
+
+    prompt: LengthsOf | None = None
+    output: LengthsOf | None = None
+    correlation: Annotated[float, Field(ge=-1, le=1)] | None = None
+    trace: str | None = None
+    format: Format | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> LengthsPart:
+        if self.trace is None and (self.prompt is None or self.output is None):
+            missing = one_of(name for name in ("prompt", "output") if getattr(self, name) is None)
+            raise ValueError(f"{missing} missing; give prompt and output, or trace")
+        if self.trace is not None and (self.prompt or self.output or self.correlation is not None):
+            raise ValueError("give prompt and output, or trace, not both")
+        if self.trace is None and self.format is not None:
+            raise ValueError("format belongs to trace, which is missing")
+        return self
+
+
+class ClassPart(Part):
+    """Requests of one kind: their share of all (by `weight`), their lengths, and an SLO instead of the scenario's."""
+
+    name: Annotated[str, Field(min_length=1)]
+    weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
+    lengths: LengthsPart
+    slo: SloPart | None = None
+
+
+class PrometheusPart(Part):
+    """What vLLM's metrics say of prompts, answers and the rate: a scrape, or the difference of two."""
+
+    scrape: str
+    earlier: str | None = None
+    interval: Limit | None = None
+    model: str | None = None
+    max_model_len: Tokens | None = None
+
+
+class ServegenPart(Part):
+    """A ServeGen client pool: its folder or tar file, the part of its time, and the mean rate to scale it to."""
+
+    pool: str
+    span: Span | None = None
+    rate: Factor | None = None
+    even: bool = False
+    comonotone: bool = False
+    by_client: bool = False
+
+
+KINDS: dict[str, tuple[set[str], set[str]]] = {
+    "trace": (
+        set(),
+        {"format", "block_tokens", "spread", "shared_prefix", "window", "sample", "rate_scale", "jitter",
+         "num_requests", "prompt_scale", "output_scale", "max_prompt", "max_output", "over_long", "turns"},
+    ),
+    "closed_loop": ({"num_requests"}, {"lengths", "classes"}),
+    "prometheus": ({"num_requests"}, {"arrivals"}),
+    "servegen": (set(), {"num_requests"}),
+    "sessions": ({"num_sessions"}, set()),
+    "mix": (set(), {"num_requests", "num_sessions", "rate"}),
+    "arrivals": ({"num_requests"}, {"lengths", "classes"}),
+}  # fmt: skip
+"""What a workload can be made of -> (keys that must, keys that may stand beside it). The first one there decides."""
+ANYWHERE = {"max_tokens", "timeout"}
+
+
+class WorkloadPart(Part):
+    """What arrives: one of KINDS, the keys that belong to it, and how long clients wait."""
+
+    trace: str | None = None
+    format: Format | None = None
+    block_tokens: Count | None = None
+    spread: Limit | None = None
+    shared_prefix: bool | None = None
+    window: Span | None = None
+    sample: Annotated[float, Field(gt=0, le=1)] | None = None
+    rate_scale: Factor | None = None
+    jitter: Limit | None = None
+    prompt_scale: Factor | None = None
+    output_scale: Factor | None = None
+    max_prompt: Tokens | None = None
+    max_output: Tokens | None = None
+    over_long: Literal["reject", "truncate"] | None = None
+    turns: Literal["follow", "as_recorded"] | None = None
+    num_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
+    num_sessions: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
+    arrivals: Arrivals | None = None
+    lengths: LengthsPart | None = None
+    classes: Annotated[list[ClassPart], Field(min_length=1)] | None = None
+    closed_loop: ClosedLoopPart | None = None
+    prometheus: PrometheusPart | None = None
+    servegen: ServegenPart | None = None
+    sessions: Annotated[dict[str, Any], checked(lambda spec: check_sessions(spec, ""))] | None = None
+    mix: Annotated[str, known(load_mix)] | None = None
+    rate: Factor | None = None
+    max_tokens: Cap | None = None
+    timeout: Limit | None = None
+
+    @property
+    def kind(self) -> str:
+        """Which of KINDS it is made of."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> WorkloadPart:
+        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        kinds = [kind for kind in KINDS if kind in given]
+        if "prometheus" in kinds and "arrivals" in kinds:
+            kinds.remove("arrivals")  # they replace the measured rate
+        if len(kinds) != 1:
+            raise ValueError(f"give exactly one of {one_of(KINDS)}; found {one_of(kinds) or 'none'}")
+        must, may = KINDS[kinds[0]]
+        extra = sorted(given - must - may - ANYWHERE - {kinds[0]})
+        needs: list[str] = [name for name in ("num_requests", "num_sessions") if name in must - given]
+        if "lengths" in may and len(given & {"lengths", "classes"}) != 1:
+            needs.append("lengths" if not given & {"lengths", "classes"} else "one of lengths and classes")
+        if extra or needs:
+            said = [f"{one_of(extra)} has no meaning with {kinds[0]}"] * bool(extra)
+            said += [f"{one_of(needs)} missing"] * bool(needs)
+            raise ValueError(f"{'; '.join(said)} ({kinds[0]} takes {one_of(sorted(must | may | ANYWHERE))})")
+        spans = {"window": self.window, "servegen.span": None if self.servegen is None else self.servegen.span}
+        for name, span in spans.items():
+            if span is not None and not span[0] < span[1]:
+                raise ValueError(f"{name} is [start, end] with start before end, for example [0s, 10min]")
+        if self.over_long is not None and self.max_prompt is None and self.max_output is None:
+            raise ValueError("over_long says what becomes of requests over max_prompt or max_output: give one of them")
+        names = [part.name for part in self.classes or []]
+        if len(set(names)) < len(names):
+            raise ValueError(f"classes: two have the same name ({one_of(names)})")
+        return self
