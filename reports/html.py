@@ -8,40 +8,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
-from importlib.resources import files
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
-from reports import figures, look, words
+from reports import figures, words
+from reports.page import card, figure, page
 from reports.words import NONE, gib, percent, quantity
 from sim.result import Result
-
-# Nothing may be loaded from anywhere: the browser itself enforces it.
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-
-DRAW = """
-const narrow = matchMedia("(max-width: 640px)");
-const config = {responsive: true, displayModeBar: false};
-const draw = () => Object.entries(FIGURES).forEach(([id, f]) =>
-  Plotly.react(id, f.data, structuredClone(narrow.matches ? f.narrow : f.layout), config));
-draw();
-narrow.addEventListener("change", draw);
-"""
 
 
 def report_html(result: Result) -> str:
     """The whole page as text, below 6 MB however long the run was."""
     summary = result.summary()
-    title = escape(words.title(result))
-    style = (files("reports") / "report.css").read_text(encoding="utf-8")
     body = "\n".join(
         [
             _header(result, summary),
             _cards(result, summary),
             "<h2>Latency</h2>",
             _latencies(summary),
-            *(_figure(name, caption) for name, (_, caption) in _figures(summary).items()),
+            _classes(summary),
+            *(figure(name, caption) for name, (_, caption) in _figures(summary).items()),
             "<h2>Assumptions, and where the numbers come from</h2>",
             *_provenance(result.manifest),
             "<h2>What each number means</h2>",
@@ -51,24 +36,8 @@ def report_html(result: Result) -> str:
             f"<footer>{escape(_origin(result.manifest))}</footer>",
         ]
     )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-<script>{get_plotlyjs()}</script>
-<script>const FIGURES = {_figures_json(result, summary)};{DRAW}</script>
-</body>
-</html>
-"""
+    drawn = {name: make(result) for name, (make, _) in _figures(summary).items()}
+    return page(words.title(result), body, drawn)
 
 
 def _origin(manifest: Mapping[str, Any]) -> str:
@@ -113,20 +82,12 @@ def _cards(result: Result, s: Mapping[str, Any]) -> str:
         )
     )
     cards.append(("Preemptions", f"{s['preemptions']:,}", "", f"peak batch {quantity(s['peak_batch_size_current'])}"))
-    return '<div class="cards">' + "".join(_card(*card) for card in cards) + "</div>"
+    return '<div class="cards">' + "".join(card(*one) for one in cards) + "</div>"
 
 
 def _with(name: str, value: str, unit: str) -> str:
     """Name, value and unit; nothing where there is no value."""
     return "" if value == NONE else f"{name} {value} {unit}".strip()
-
-
-def _card(name: str, value: str, unit: str, more: str) -> str:
-    unit = f" <small>{unit}</small>" if unit and value != NONE else ""
-    return (
-        f'<div class="card"><div class="name">{name}</div><div class="value">{value}{unit}</div>'
-        f'<div class="more">{escape(more)}</div></div>'
-    )
 
 
 def _latencies(summary: Mapping[str, Any]) -> str:
@@ -138,26 +99,17 @@ def _latencies(summary: Mapping[str, Any]) -> str:
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _figure(name: str, caption: str) -> str:
-    caption = escape(caption)
-    return (
-        f'<figure><div id="{name}" role="img" aria-label="{caption}"></div><figcaption>{caption}</figcaption></figure>'
-    )
+def _classes(summary: Mapping[str, Any]) -> str:
+    """What each request class saw, where there are any."""
+    if not (classes := summary.get("classes")):
+        return ""
+    head = ("class", *words.CLASS_COLUMNS)
+    return "<h2>Request classes</h2>" + _table(head, [(name, *words.class_row(s)) for name, s in classes.items()])
 
 
 def _figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """The figures that have something to show."""
     return figures.FIGURES if summary["engine_steps"] else {}
-
-
-def _figures_json(result: Result, summary: Mapping[str, Any]) -> str:
-    """Data and both layouts of every figure, safe inside a script element."""
-    out = []
-    for name, (make, _) in _figures(summary).items():
-        parts = json.loads(make(result).to_json())
-        parts["narrow"] = look.one_column(parts)
-        out.append(f"{json.dumps(name)}: {json.dumps(parts, separators=(',', ':'))}")
-    return "{" + ",\n".join(out).replace("<", "\\u003c") + "}"
 
 
 def _provenance(manifest: Mapping[str, Any]) -> Iterator[str]:

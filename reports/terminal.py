@@ -38,6 +38,15 @@ def print_summary(result: Result, console: Console) -> None:
     console.print()
     console.print(latencies)
     console.print()
+    if classes := s.get("classes"):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        table.add_column("class", overflow="fold")
+        for column in words.CLASS_COLUMNS:
+            table.add_column(column, justify="right")
+        for name, one in classes.items():
+            table.add_row(Text(name), *words.class_row(one))
+        console.print(table)
+        console.print()
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(no_wrap=True)
     facts.add_column()
@@ -60,8 +69,9 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         return facts
     tokens = f"{number('input_throughput')} tokens/s in, {number('output_throughput')} tokens/s out"
     facts.append(("Throughput", f"{number('request_throughput')} requests/s, {tokens}"))
-    if result.slo:
-        met = f"{percent(s['slo_attainment'])} meet {words.slo(result.slo)}"
+    if s["request_goodput"] is not None:
+        limits = words.slo(result.slo) if result.slo else "the SLO of their class"
+        met = f"{percent(s['slo_attainment'])} meet {limits}"
         facts.append(("Goodput", f"{number('request_goodput')} requests/s ({met})"))
     kv = [
         f"{stat} {percent(s[f'kv_{stat}_fraction'])} ({gib(s[f'{stat}_kv_cache_memory_used'])} per GPU)"

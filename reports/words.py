@@ -183,3 +183,17 @@ def pricing(result: Result) -> str:
     kinds = {"datasheet": "a roofline from the GPU's datasheet with stated efficiencies"}
     kind = str(cost.get("kind", "an unnamed cost model"))
     return f"Step times: {kinds.get(kind, kind)}. Accuracy: {cost.get('accuracy', 'not yet validated')}."
+
+
+CLASS_COLUMNS = ("finished", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "meet their SLO")
+
+
+def class_row(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """The figures of one request class, in the order of CLASS_COLUMNS; times in ms."""
+    times = (summary[f"p{q}_{metric}_ms"] for metric in ("ttft", "tpot") for q in (50, 99))
+    met = summary["slo_attainment"]
+    return (
+        f"{summary['completed']:,} of {summary['submitted']:,}",
+        *(NONE if ms is None else f"{quantity(ms)} ms" for ms in times),
+        NONE if met is None else percent(met),
+    )

@@ -16,6 +16,7 @@ NOT_YET = {
     "dp": "data parallelism inside an engine is not modelled yet; use replicas for independent engines",
     "ep": "expert parallelism is not modelled yet",
     "links": "links between pools are not modelled yet",
+    "priority": "request priorities are not modelled yet: the queue is first come, first served",
 }
 """Keys that the design has and this version does not."""
 

@@ -86,7 +86,7 @@ class Replica:
         request.replica = self.index
         if request.prompt_tokens + request.max_tokens > self._always_fits and (rejection := self._rejection(request)):
             request.outcome = rejection
-            self._record(request, request.output_tokens)
+            self._log.record(self.index, request, request.output_tokens)
             # By an event of its own: a client whose requests are all rejected would otherwise recurse.
             self._clock.call_at(request.arrival_s, lambda _: self._on_finish(request, request.arrival_s))
         elif self.batch is None:
@@ -110,7 +110,7 @@ class Replica:
         received = self._received(request, done)
         request.outcome = CANCELLED
         request.finish_s = now
-        self._record(request, received)
+        self._log.record(self.index, request, received)
         self._on_finish(request, now)
 
     def record_unfinished(self, now: float) -> None:
@@ -120,7 +120,7 @@ class Replica:
             if not request.over:
                 received = self._received(request, done)
                 request.outcome = UNFINISHED
-                self._record(request, received)
+                self._log.record(self.index, request, received)
 
     def _received(self, request: Request, done: int) -> int:
         """Output tokens of an unfinished request, once `done` steps of the run in progress have ended."""
@@ -232,7 +232,7 @@ class Replica:
             else:
                 state.release(request)
                 if request.outcome != CANCELLED:
-                    self._record(request, request.output_tokens)
+                    self._log.record(self.index, request, request.output_tokens)
         if self._cancelled and not self._async:
             self._drop_cancelled(None)
         if steps > 1 and self._incoming:  # what arrived before the last step began is known to the plan made there
@@ -296,7 +296,7 @@ class Replica:
         surplus = 0
         for request in ended:
             if request.outcome != CANCELLED:
-                self._record(request, request.output_tokens)
+                self._log.record(self.index, request, request.output_tokens)
             if request.ticket not in state.running:
                 continue  # preempted by this very plan
             if request.decoding:
@@ -390,24 +390,3 @@ class Replica:
             return OVER_MAX_MODEL_LEN
         kv = self.state.kv
         return OVER_KV_CACHE if kv.blocks(request.prompt_tokens + request.output_tokens - 1) > kv.usable else 0
-
-    def _record(self, request: Request, tokens: int) -> None:
-        """Log what became of a request, whose client received `tokens` (or asked for them, if it was rejected)."""
-        rows = self._log.requests
-        rows.extend(
-            rows.pack(
-                request.id,
-                self.index,
-                request.arrival_s,
-                request.scheduled_s,
-                request.first_token_s,
-                request.finish_s,
-                request.prompt_tokens,
-                tokens,
-                request.max_tokens,
-                request.preemptions,
-                request.first_step,
-                request.finish_step if request.outcome < CANCELLED else -1,
-                request.outcome,
-            )
-        )

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from array import array
 from struct import Struct
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from sim.request import Request
 
 STEP_COLUMNS = (
     "replica",
@@ -93,3 +97,24 @@ class Log:
         self.requests = Rows(REQUEST_COLUMNS)
         self.gaps = array("d")
         """Seconds between two tokens of one request with a preemption or a skipped step between them."""
+
+    def record(self, replica: int, request: Request, tokens: int) -> None:
+        """What became of a request, whose client received `tokens` (or asked for them, if it was rejected)."""
+        rows = self.requests
+        rows.extend(
+            rows.pack(
+                request.id,
+                replica,
+                request.arrival_s,
+                request.scheduled_s,
+                request.first_token_s,
+                request.finish_s,
+                request.prompt_tokens,
+                tokens,
+                request.max_tokens,
+                request.preemptions,
+                request.first_step,
+                request.finish_step if request.outcome in FINISHED else -1,
+                request.outcome,
+            )
+        )

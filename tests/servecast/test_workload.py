@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
+from reports.html import report_html
+from reports.terminal import print_summary
 from servecast import ServecastError, load_scenario, simulate
 from servecast.setup import set_up
 from tests.reference import reference
@@ -167,3 +171,18 @@ def test_mistakes(tmp_path: Path, workload: dict[str, Any], said: str) -> None:
         set_up(scenario(tmp_path, workload))
     assert said in str(caught.value)
     assert all(str(tmp_path / "s.yaml") in problem for problem in caught.value.problems)
+
+
+def test_classes_and_clients_that_gave_up_are_shown(tmp_path: Path) -> None:
+    classes = [{"name": "<b>", "lengths": LONG, "slo": {"ttft": "9s"}}, {"name": "c", "lengths": LONG}]
+    workload = {"num_requests": 60, "arrivals": {"kind": "poisson", "rate": 6}, "timeout": "2s", "classes": classes}
+    result = simulate(scenario(tmp_path, workload))
+    out = io.StringIO()
+    print_summary(result, Console(file=out, width=80))
+    text = out.getvalue()
+    assert "Given up by their clients" in text
+    assert "meet the SLO of their class" in text
+    assert any(line.strip().startswith("<b>") and "%" in line for line in text.splitlines())
+    page = report_html(result)
+    assert "&lt;b&gt;" in page
+    assert "<h2>Request classes</h2>" in page
