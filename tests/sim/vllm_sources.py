@@ -1,0 +1,352 @@
+"""Runs vLLM's own scheduler sources, when they are at hand, on a stage set for them.
+
+`SERVECAST_VLLM_SOURCES` names a folder with unpacked wheels, one a version (`0.19.1/vllm/v1/core/sched/scheduler.py`).
+Real: `Scheduler`, `AsyncScheduler`, their queues and outputs. Ours: every other module (a mock), a request without
+token ids, a KV manager that only counts blocks, and the engine core's loop with one batch in flight, or two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections import deque
+from pathlib import Path
+from unittest.mock import MagicMock
+
+SCHED = "vllm.v1.core.sched"
+REAL = {
+    SCHED,
+    *(f"{SCHED}.{name}" for name in ("scheduler", "async_scheduler", "output", "interface", "request_queue", "utils")),
+}
+EOS, OTHER = 2, 7
+
+
+class Status(enum.IntEnum):
+    """vLLM's RequestStatus: the order of the names is its own, what comes after PREEMPTED is finished."""
+
+    WAITING = 1
+    WAITING_FOR_FSM = 2
+    WAITING_FOR_REMOTE_KVS = 3
+    WAITING_FOR_STREAMING_REQ = 4
+    RUNNING = 5
+    PREEMPTED = 6
+    FINISHED_STOPPED = 7
+    FINISHED_LENGTH_CAPPED = 8
+    FINISHED_ABORTED = 9
+    FINISHED_ERROR = 10
+    FINISHED_REPETITION = 11
+    FINISHED_IGNORED = 12
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 20
+
+    @staticmethod
+    def is_finished(status):
+        return Status.PREEMPTED < status < Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+
+
+class Params:
+    """Sampling parameters of which everything is off."""
+
+    min_tokens, eos_token_id, stop_token_ids, ignore_eos, max_tokens = 0, EOS, (), False, 0
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class VllmRequest:
+    """What the scheduler asks of a request, and what the test wants to know of it afterwards."""
+
+    __hash__ = object.__hash__
+    _OFF = (
+        "lora_request structured_output_request trace_headers pooling_params stop_reason streaming_queue replay_start "
+        "kv_transfer_params spec_decode_metrics ec_transfer_params prefill_stats"
+    )
+    _ZERO = (
+        "num_computed_tokens num_output_placeholders num_preemptions num_external_computed_tokens client_index "
+        "priority num_nans_in_logits num_stale_output_tokens num_in_flight_tokens next_decode_eligible_step "
+        "last_sched_seq prefix_cache_hit_tokens"
+    )
+    _FALSE = (
+        "has_encoder_inputs discard_latest_async_tokens use_structured_output resumable is_prefill_chunk "
+        "drop_stale_output"
+    )
+
+    def __init__(self, id, arrival, prompt, output, cap):
+        self.__dict__.update(dict.fromkeys(self._OFF.split()) | dict.fromkeys(self._ZERO.split(), 0))
+        self.__dict__.update(dict.fromkeys(self._FALSE.split(), False))
+        self.request_id, self.arrival_time, self.num_prompt_tokens, self.max_tokens = str(id), arrival, prompt, cap
+        self.output, self.output_token_ids, self.spec_token_ids, self.mm_features = output, [], [], []
+        self.status, self.sampling_params, self.eos_token_id, self.num_cached_tokens = Status.WAITING, Params(), EOS, -1
+        self.mm_kwargs, self.mm_hashes, self.mm_positions, self.skip_reading_prefix_cache = [], [], [], True
+        self.token_s, self.scheduled_s, self.decoding, self.preempted = [], None, False, 0
+
+    num_tokens = property(lambda self: self.num_prompt_tokens + len(self.output_token_ids))
+    num_tokens_with_spec = property(lambda self: self.num_tokens + len(self.spec_token_ids))
+    num_output_tokens = property(lambda self: len(self.output_token_ids))
+
+    def append_output_token_ids(self, ids):
+        self.output_token_ids.extend(ids if isinstance(ids, list) else [ids])
+
+    def is_finished(self):
+        return Status.is_finished(self.status)
+
+    def get_finished_reason(self):
+        return str(self.status)
+
+    def take_events(self):
+        return None
+
+    def take_prefill_stats(self):
+        return None
+
+    def record_event(self, *args):
+        pass
+
+    def __getattr__(self, name):
+        if name in ("all_token_ids", "_all_token_ids", "_output_token_ids", "block_hashes", "prompt_token_ids",
+                    "prompt_embeds", "cache_salt", "shared_prefix_boundary", "prompt_is_token_ids"):  # fmt: skip
+            return MagicMock()
+        raise AttributeError(name)
+
+
+class Blocks:
+    blocks = ((),)
+
+    def get_block_ids(self, *args, **kwargs):
+        return ((),)
+
+    def __add__(self, other):
+        return self
+
+
+class CountingKV:
+    """vLLM's KVCacheManager as far as it decides: blocks per request, none shared."""
+
+    enable_caching, usage = False, 0
+
+    def __init__(self, num_blocks, block_size, lookups):
+        self.free_blocks, self.size, self.held = num_blocks - 1, block_size, {}
+        self.empty_kv_cache_blocks, self.block_pool, self.lookups = Blocks(), MagicMock(), lookups
+
+    def need(self, request, tokens):
+        return -(-tokens // self.size) - self.held.get(request.request_id, 0)
+
+    def allocate_slots(self, request, num_new_tokens, *args, full_sequence_must_fit=False, **kwargs):
+        if full_sequence_must_fit and self.need(request, request.num_tokens) > self.free_blocks:
+            return None
+        blocks = max(0, self.need(request, request.num_computed_tokens + num_new_tokens))
+        if blocks > self.free_blocks:
+            return None
+        self.free_blocks -= blocks
+        self.held[request.request_id] = self.held.get(request.request_id, 0) + blocks
+        return Blocks()
+
+    def can_fit_full_sequence(self, request, **kwargs):
+        return self.need(request, request.num_tokens) <= self.free_blocks
+
+    def free(self, request):
+        self.free_blocks += self.held.pop(request.request_id, 0)
+
+    def get_computed_blocks(self, request):
+        return (Blocks(), *[0] * self.lookups)
+
+    def get_num_common_prefix_blocks(self, *args):
+        return [0]
+
+    def get_blocks(self, *args):
+        return Blocks()
+
+    create_empty_block_list = get_blocks
+
+    def get_block_ids(self, *args):
+        return ((),)
+
+    def take_kv_cache_block_copies(self):
+        return None, None
+
+    def __getattr__(self, name):
+        return MagicMock(return_value=None)
+
+
+class ModelOutput:
+    """The tokens that a step sampled, by request."""
+
+    def __init__(self, ids, tokens):
+        self.prompt_logprobs_dict = self.prompt_token_id_logprobs_dict = self.prompt_token_id_logprobs = {}
+        self.sampled_token_ids, self.req_id_to_index = tokens, {id: i for i, id in enumerate(ids)}
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class _Stage(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the scheduler's modules from the sources and mocks everything else that they import."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] in ("vllm", "torch", "transformers", "msgspec"):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        if spec.name in REAL:
+            return None
+        module = MagicMock(name=spec.name)
+        module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
+        return module
+
+    def exec_module(self, module):
+        if module.__name__ not in REAL:
+            return
+        path = self.root / f"{module.__name__.replace('.', '/')}.py"
+        if not path.exists():
+            path = path.with_suffix("") / "__init__.py"
+            module.__path__ = [str(path.parent)]
+        text = path.read_text(encoding="utf-8")
+        later = "" if "from __future__" in text else "from __future__ import annotations\n"
+        exec(compile(later + text, str(path), "exec"), module.__dict__)
+
+
+class Vllm:
+    """The schedulers of the sources under `root`; one version a process, since modules are global."""
+
+    def __init__(self, root: Path):
+        self.newest = (root / "vllm/config/watermarking.py").exists()  # 0.32: its loop fills the batch queue earlier
+        sys.meta_path.insert(0, _Stage(root))
+        self._put("vllm.v1.request", Request=VllmRequest, RequestStatus=Status, StreamingUpdate=MagicMock())
+        self._put("vllm._bc_linter", bc_linter_include=lambda c: c, bc_linter_skip=lambda c: c)
+        self._put("vllm.v1.utils", record_function_or_nullcontext=lambda name: contextlib.nullcontext())
+        importlib.import_module("vllm").bc_linter_include = lambda c: c
+        self.scheduler = importlib.import_module(f"{SCHED}.scheduler")
+        self.asynchronous = importlib.import_module(f"{SCHED}.async_scheduler")
+        self.queues = importlib.import_module(f"{SCHED}.request_queue")
+
+    @staticmethod
+    def _put(name, **members):
+        module = types.ModuleType(name)
+        module.__dict__.update(members, __getattr__=lambda _: MagicMock())
+        sys.modules[name] = module
+
+    def build(self, policy, num_blocks, block_size, asynchronous):
+        """A scheduler with `policy`'s options and everything else off."""
+        kind = self.asynchronous.AsyncScheduler if asynchronous else self.scheduler.Scheduler
+        kind.make_stats = lambda *args, **kwargs: None
+        it = kind.__new__(kind)
+        fcfs = self.queues.SchedulingPolicy.FCFS
+        off = (
+            "connector connector_prefix_cache_stats ec_connector lora_config finished_req_ids_dict perf_metrics "
+            "aux_output_connector dynamic_sd_lookup kv_metrics_collector _kv_fetch_stages return_sampling_mask "
+            "model_uses_mrope prefix_replay_tokens"
+        )
+        false = (
+            "log_stats use_eagle use_pp use_v2_model_runner need_mamba_block_aligned_split needs_kv_cache_zeroing "
+            "has_mamba_layers is_encoder_decoder is_mm_encoder_only defer_block_free requires_kv_delivery "
+            "prefill_capacity_bound adaptive_long_prefill_threshold"
+        )
+        zero = (
+            "num_waiting_for_streaming_input max_num_encoder_input_tokens num_spec_tokens num_lookahead_tokens "
+            "num_prefill_lookahead current_step sched_step_seq processed_step_seq _spec_decode_step_blocks"
+        )
+        sets = (
+            "finished_req_ids prev_step_scheduled_req_ids failed_recving_kv_req_ids finished_recving_kv_req_ids "
+            "deferred_waiting _inflight_prefills reset_preempted_req_ids grammar_compile_error_reqs "
+            "encoder_cache_mismatch_reqs"
+        )
+        it.__dict__.update(dict.fromkeys(off.split()) | dict.fromkeys(false.split(), False))
+        it.__dict__.update(dict.fromkeys(zero.split(), 0) | {n: set() for n in sets.split()})
+        mocks = "encoder_cache_manager kv_event_publisher cache_config parallel_config observability_config"
+        it.__dict__.update({n: MagicMock() for n in mocks.split()})
+        queues = ("waiting", "skipped_waiting", "kv_holding_waiting")
+        it.__dict__.update({n: self.queues.create_request_queue(fcfs) for n in queues})
+        it.policy, it.requests, it.running, it.deferred_frees = fcfs, {}, [], deque()
+        it.max_num_running_reqs = it.max_num_active_reqs = policy.max_num_seqs
+        it.max_num_scheduled_tokens, it.max_model_len = policy.max_num_batched_tokens, 10**9
+        it.scheduler_reserve_full_isl = policy.scheduler_reserve_full_isl
+        it.scheduler_config = types.SimpleNamespace(
+            max_num_batched_tokens=policy.max_num_batched_tokens,
+            max_num_seqs=policy.max_num_seqs,
+            long_prefill_token_threshold=policy.long_prefill_token_threshold,
+            enable_chunked_prefill=policy.enable_chunked_prefill,
+            chunked_prefill_enabled=policy.enable_chunked_prefill,
+            async_scheduling=asynchronous,
+        )
+        it.kv_cache_manager = CountingKV(num_blocks, block_size, 2 if self.newest else 1)
+        it.kv_cache_config = types.SimpleNamespace(kv_cache_groups=[1])
+        it._pause_state = getattr(self.scheduler, "PauseState", MagicMock()).UNPAUSED
+        it.structured_output_manager = MagicMock(should_advance=lambda request: False)
+        it.vllm_config = MagicMock(speculative_config=None)
+        it.vllm_config.model_config.enable_return_routed_experts = False
+        it.recompute_kv_load_failures, it.num_sampled_tokens_per_step = True, 1
+        it.decode_stagger = it.pp_size = 1
+        it.spec_decode_metrics_level, it._spec_token_placeholders = "none", []
+        return it
+
+    def run(self, policy, cost, num_blocks, block_size, asynchronous, requests):
+        """(requests, steps as (end, decodes, KV tokens, prefill tokens)) of (arrival, prompt, output, cap) rows."""
+        it = self.build(policy, num_blocks, block_size, asynchronous)
+        everyone = [VllmRequest(i, *row) for i, row in enumerate(requests)]
+        arrivals, flight, steps = deque(everyone), deque(), []
+        now = busy_until = 0.0
+
+        def has_requests():
+            return bool(it.running or it.waiting or it.skipped_waiting or it.kv_holding_waiting or it.finished_req_ids)
+
+        while True:
+            if not has_requests() and not flight:
+                if not arrivals:
+                    return everyone, steps
+                now = max(now, arrivals[0].arrival_time)
+            while arrivals and arrivals[0].arrival_time <= now:
+                it.add_request(arrivals.popleft())
+            if has_requests():
+                batch = self._step(it, everyone, cost, max(now, busy_until), asynchronous)
+                if batch[2]:
+                    busy_until = batch[0]
+                    steps.append(batch[0:1] + batch[4])
+                flight.appendleft(batch)
+                more = batch[2] and flight[-1][0] > now
+                if self.newest:
+                    more = batch[2] or has_requests()
+                if asynchronous and len(flight) < 2 and more:
+                    continue
+            end, output, ids, tokens, _ = flight.pop()
+            now = max(now, end)
+            had = [r.num_output_tokens for r in everyone]
+            it.update_from_output(output, ModelOutput(ids, tokens))
+            for r, before in zip(everyone, had, strict=True):
+                if r.num_output_tokens > before:
+                    r.token_s.append(now)
+
+    @staticmethod
+    def _step(it, everyone, cost, start, asynchronous):
+        """Plan one step and price it: (end, scheduler output, request ids, tokens, (decodes, KV, prefill tokens))."""
+        before = {r.request_id: (r.num_computed_tokens, r.num_output_placeholders) for r in everyone}
+        running = {r.request_id for r in it.running}
+        output = it.schedule()
+        still = {r.request_id for r in it.running}
+        for r in everyone:
+            if r.request_id in running - still:
+                r.decoding, r.preempted = False, r.preempted + 1
+        chunks, kv, tokens = [], [], []
+        for id, n in output.num_scheduled_tokens.items():
+            r, (computed, placeholders) = it.requests[id], before[id]
+            yields = r.num_output_placeholders > placeholders if asynchronous else r.num_computed_tokens == r.num_tokens
+            if r.decoding:
+                kv.append(computed)
+            else:
+                chunks.append((n, computed))
+            r.decoding = r.decoding or yields
+            r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
+            position = r.num_output_tokens + (r.num_output_placeholders if asynchronous else 1)
+            tokens.append([EOS if position == r.output < r.max_tokens else OTHER] if yields else [])
+        shape = len(kv), sum(kv), sum(n for n, _ in chunks)
+        end = start + cost.step_s(chunks, len(kv), sum(kv)) if tokens else start
+        return end, output, list(output.num_scheduled_tokens), tokens, shape
