@@ -111,14 +111,17 @@ class Result:
         rows = self._rows
         columns: dict[str, Any] = {"id": rows["id"], "replica": rows["replica"]}
         outcome = rows["outcome"]
+        finished = np.isin(outcome, FINISHED)  # the others have no last token: no TPOT, no E2E
         columns["status"] = np.select(
-            [np.isin(outcome, FINISHED), np.isin(outcome, REJECTED), outcome == CANCELLED],
+            [finished, np.isin(outcome, REJECTED), outcome == CANCELLED],
             ["finished", "rejected", "cancelled"],
             "unfinished",
         )
         columns["reason"] = np.array(OUTCOMES)[rows["outcome"].astype(int)]
         columns["queue_s"] = rows["scheduled_s"] - rows["arrival_s"]
-        columns |= {"ttft_s": metrics.ttft_s(rows), "tpot_s": metrics.tpot_s(rows), "e2e_s": metrics.e2e_s(rows)}
+        columns["ttft_s"] = metrics.ttft_s(rows)
+        columns["tpot_s"] = np.where(finished, metrics.tpot_s(rows), np.nan)
+        columns["e2e_s"] = np.where(finished, metrics.e2e_s(rows), np.nan)
         if self.classes is not None:
             columns["class"] = np.array(self.classes.names)[self.classes.index[rows["id"].astype(np.int64)]]
         columns |= {name: rows[name] for name in rows if name not in columns and name != "outcome"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from reports.trace_figures import figures_of
 from reports.trace_page import trace_html
+from tests.reports.browser import figures_drawn
 from tests.workloads.test_statistics import example
 from workloads.trace import Trace, Turns
 
@@ -68,18 +67,4 @@ def test_what_is_said() -> None:
 
 
 def test_in_a_browser(tmp_path: Path) -> None:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if not chromium:
-        pytest.skip("needs a chromium binary on the PATH")
-    page = tmp_path / "page.html"
-    page.write_text(trace_html(example(), "t.csv"), encoding="utf-8")
-    command = [
-        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr",
-        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--window-size=1280,2400",
-    ]  # fmt: skip
-    done = subprocess.run(
-        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "CONSOLE" not in done.stderr
-    assert done.stdout.count('<div class="plot-container plotly"') == len(figures_of(example()))
+    assert figures_drawn(trace_html(example(), "t.csv"), tmp_path) == len(figures_of(example()))

@@ -103,8 +103,12 @@ def test_classes_have_lengths_slos_and_figures_of_their_own(tmp_path: Path) -> N
 
 def test_clients_that_time_out_are_counted(tmp_path: Path) -> None:
     workload = {"num_requests": 200, "arrivals": {"kind": "poisson", "rate": 5}, "lengths": LONG, "timeout": "2500ms"}
-    s = summary(tmp_path, workload, slo={"e2e": "10s"})
+    result = simulate(scenario(tmp_path, workload, slo={"e2e": "10s"}))
+    s = result.summary()
     assert 0 < s["cancelled"] < 200
+    gone = result.requests.filter(result.requests["status"] == "cancelled")
+    assert gone["e2e_s"].null_count() == gone["tpot_s"].null_count() == s["cancelled"]
+    assert (gone["finish_s"] - gone["arrival_s"]).to_list() == pytest.approx([2.5] * s["cancelled"])
     assert s["slo_attainment"] == s["completed"] / 200
     assert s["p99_e2el_ms"] <= 2500
 

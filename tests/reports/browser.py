@@ -1,0 +1,31 @@
+"""A page in a real browser: what it drew, and whether it complained."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+def figures_drawn(html: str, folder: Path) -> int:
+    """How many figures headless Chromium draws of the page, after it has said nothing on its console.
+
+    Skips the test, visibly, where there is no browser.
+    """
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not chromium:
+        pytest.skip("needs a chromium binary on the PATH")
+    page = folder / "page.html"
+    page.write_text(html, encoding="utf-8")
+    command = [
+        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr",
+        f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=5000", "--window-size=1280,2400",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "CONSOLE" not in done.stderr
+    return done.stdout.count('<div class="plot-container plotly"')
