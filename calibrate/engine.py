@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from calibrate.catalog import read
 from calibrate.hardware import GIB, Gpu
@@ -19,8 +19,9 @@ INTEGERS = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 1, 
             "long_prefill_token_threshold": 0, "num_gpu_blocks_override": 1}  # fmt: skip
 MOST = {"max_num_seqs": 2**22, "max_num_batched_tokens": 2**22}  # a step of each size is priced beforehand
 FLAGS = ("enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling")
+WORDS = {"scheduling_policy": ("fcfs", "priority")}
 ELSEWHERE = {"tensor_parallel_size": "cluster.tp", "model": "model", "served_model_name": "model"}
-MODELLED = ("preset", *INTEGERS, "gpu_memory_utilization", *FLAGS)
+MODELLED = ("preset", *INTEGERS, "gpu_memory_utilization", *FLAGS, *WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,9 @@ class EngineSpec:
 
     `sources` says for each option where its value came from ("user", or the preset's source); `notes` what was
     resolved and what is not modelled. Rules of the version, not options: `long_prefill_alone_exempt` (the threshold
-    does not bind the only request) and `strict_pool_check` (at start-up one sequence of `max_model_len` tokens must fit
-    the KV pool less its null block, and an overridden pool is checked too).
+    does not bind the only request), `preemption_skips_one` (`engines.yaml` says what) and `strict_pool_check` (at
+    start-up one sequence of `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is
+    checked too).
     """
 
     preset: str
@@ -58,6 +60,8 @@ class EngineSpec:
     long_prefill_token_threshold: int
     long_prefill_alone_exempt: bool
     scheduler_reserve_full_isl: bool
+    scheduling_policy: Literal["fcfs", "priority"]
+    preemption_skips_one: bool
     async_scheduling: bool
     num_gpu_blocks_override: int | None
     strict_pool_check: bool
@@ -109,6 +113,7 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
         scheduler=preset["scheduler"],
         strict_pool_check=preset["strict_pool_check"],
         long_prefill_alone_exempt=preset["long_prefill_alone_exempt"],
+        preemption_skips_one=preset["preemption_skips_one"],
         host=HostTime(**{f"{key}_s": value for key, value in preset["host"].items()}),
         cuda_graph_bytes=round(preset["cuda_graph_gib"] * GIB),
         sources=sources,
@@ -174,6 +179,8 @@ def _refusal(key: str, value: object, name: str, preset: Mapping[str, Any]) -> s
         return f"{where}: {value!r} cannot be set in {name}: {preset['fixed'][key]}"
     if key in FLAGS:
         return None if isinstance(value, bool) else f"{where} is {value!r}; expected true or false"
+    if key in WORDS:
+        return None if value in WORDS[key] else f"{where} is {value!r}; expected {' or '.join(WORDS[key])}"
     if isinstance(value, bool):
         return f"{where} is {value!r}; expected a number"
     if key == "gpu_memory_utilization":

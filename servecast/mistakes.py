@@ -16,9 +16,10 @@ NOT_YET = {
     "dp": "data parallelism inside an engine is not modelled yet; use replicas for independent engines",
     "ep": "expert parallelism is not modelled yet",
     "links": "links between pools are not modelled yet",
-    "priority": "request priorities are not modelled yet: the queue is first come, first served",
+    "n": "several samples of one prompt (n above 1) are not modelled yet; n requests with that prompt come closest, "
+    "but each has its own prefill, which an engine with prefix caching does once",
 }
-"""Keys that the design has and this version does not."""
+"""Keys, or values of them, that the design has and this version does not."""
 
 EXAMPLES = {
     "model": "model: llama-3.1-8b",

@@ -30,20 +30,22 @@ from workloads.readers import read_trace
 from workloads.readers.options import ReadOptions
 from workloads.servegen import read_servegen
 from workloads.sessions import generate_sessions
-from workloads.trace import Floats, Trace
+from workloads.trace import Floats, Ints, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
     """What is submitted: the trace's requests at their times; or, with `concurrency`, in order by that many clients who
     think `think_s` (float64[n]) between an answer and the next request. `follow` says that turns wait for the answer
-    before them. `slo` has the limits (seconds) of the classes that have their own."""
+    before them. `slo` has the limits (seconds) of the classes that have their own; `priority` (int64[n]) is None when
+    no class has one."""
 
     trace: Trace
     follow: bool
     concurrency: int | None = None
     think_s: Floats | None = None
     slo: Mapping[str, Mapping[str, float]] | None = None
+    priority: Ints | None = None
 
 
 def requests_of(scenario: Scenario, max_model_len: int | None) -> Requests:
@@ -65,7 +67,8 @@ def requests_of(scenario: Scenario, max_model_len: int | None) -> Requests:
     trace = _impatient(_capped(trace, workload, max_model_len), workload)
     slo = {part.name: part.slo.limits() for part in workload.classes or [] if part.slo is not None}
     follow = trace.turns is not None and closed is None and workload.turns != "as_recorded"
-    return Requests(trace, follow, None if closed is None else closed.concurrency, think_s, slo)
+    concurrency = None if closed is None else closed.concurrency
+    return Requests(trace, follow, concurrency, think_s, slo, _priority(trace, workload))
 
 
 def _from_trace(scenario: Scenario, w: WorkloadPart) -> Trace:
@@ -183,6 +186,15 @@ def _classes(scenario: Scenario, w: WorkloadPart) -> list[RequestClass]:
         RequestClass(part.name, part.weight, *_lengths(scenario, part.lengths, f"workload.classes.{i}.lengths"))
         for i, part in enumerate(w.classes or [])
     ]
+
+
+def _priority(trace: Trace, w: WorkloadPart) -> Ints | None:
+    of_class = np.array([part.priority for part in w.classes or []], dtype=np.int64)
+    if not of_class.any():
+        return None
+    assert trace.classes is not None
+    priority: Ints = of_class[trace.classes[0]]
+    return priority
 
 
 def _lengths(scenario: Scenario, part: LengthsPart | None, key: str) -> tuple[Lengths, float | None]:

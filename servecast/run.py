@@ -109,7 +109,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
 
 def _source(setup: Setup) -> Source:
     r, t = setup.requests, setup.requests.trace
-    requests = Requests(t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s)
+    requests = Requests(t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s, r.priority)
     if r.concurrency is not None:
         return ClosedLoop(r.concurrency, requests, r.think_s)
     if r.follow:

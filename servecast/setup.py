@@ -87,6 +87,11 @@ def set_up(scenario: Scenario) -> Setup:
             memory = ask(lambda: keyed("engine", lambda: plan_memory(model, layout, gpu, engine)))
             cost = ask(lambda: keyed("model", lambda: datasheet_cost(model, layout, gpu, engine)))
     requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
+    if engine and requests and requests.priority is not None and engine.scheduling_policy == "fcfs":
+        problems.append(
+            "workload.classes: they have priorities, which vLLM refuses unless the engine's scheduling_policy is "
+            "priority; set that, or take the priorities out"
+        )
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in problems))
     assert model

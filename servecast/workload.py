@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from servecast.errors import one_of
-from servecast.mistakes import shown
+from servecast.mistakes import NOT_YET, shown
 from servecast.parts import Count, Limit, Part, checked, kind_of, known, named
 from servecast.units import Duration
 from workloads.arrivals import ARRIVALS
@@ -28,12 +28,19 @@ def _cap(value: Any) -> Any:
     raise ValueError(f"{shown(value)} is neither a whole number of tokens from 1 to {MAX_TOKENS} nor unlimited")
 
 
+def _one_sample(n: int) -> int:
+    if n > 1:
+        raise ValueError(NOT_YET["n"])
+    return n
+
+
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Factor = Annotated[float, Field(gt=0, le=1e6)]
 Arrivals = Annotated[dict[str, Any], kind_of(ARRIVALS)]
 LengthsOf = Annotated[dict[str, Any], kind_of(LENGTHS)]
 Format = Annotated[str, named("trace format", READERS)]
 Cap = Annotated[int | Literal["unlimited"], BeforeValidator(_cap)]
+Samples = Annotated[int, Field(ge=1), AfterValidator(_one_sample)]
 Span = Annotated[list[Duration], Field(min_length=2, max_length=2)]
 
 
@@ -78,12 +85,15 @@ class LengthsPart(Part):
 
 
 class ClassPart(Part):
-    """Requests of one kind: their share of all (by `weight`), their lengths, and an SLO instead of the scenario's."""
+    """Requests of one kind: their share of all (by `weight`), their lengths, an SLO instead of the scenario's, and
+    their priority (the lowest goes first, if the engine's `scheduling_policy` is priority)."""
 
     name: Annotated[str, Field(min_length=1)]
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
     lengths: LengthsPart
+    n: Samples = 1
     slo: SloPart | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
 
 
 class PrometheusPart(Part):
@@ -121,11 +131,12 @@ KINDS: dict[str, tuple[set[str], set[str]]] = {
     "arrivals": ({"num_requests"}, {"lengths", "classes"}),
 }  # fmt: skip
 """What a workload can be made of -> (keys that must, keys that may stand beside it). The first one there decides."""
-ANYWHERE = {"max_tokens", "timeout"}
+ANYWHERE = {"max_tokens", "n", "timeout"}
 
 
 class WorkloadPart(Part):
-    """What arrives: one of KINDS, the keys that belong to it, and how long clients wait."""
+    """What arrives: one of KINDS, the keys that belong to it, and how long clients wait. n: samples of each prompt, as
+    vLLM and OpenAI name them."""
 
     trace: str | None = None
     format: Format | None = None
@@ -154,6 +165,7 @@ class WorkloadPart(Part):
     mix: Annotated[str, known(load_mix)] | None = None
     rate: Factor | None = None
     max_tokens: Cap | None = None
+    n: Samples = 1
     timeout: Limit | None = None
 
     @property

@@ -46,7 +46,7 @@ class Cluster:
             Replica(
                 index,
                 self._clock,
-                State(KVCache(pool.num_blocks, pool.block_size)),
+                State(KVCache(pool.num_blocks, pool.block_size), pool.scheduler.by_priority),
                 pool.scheduler,
                 pool.cost,
                 self.log,

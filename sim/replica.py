@@ -90,11 +90,11 @@ class Replica:
             # By an event of its own: a client whose requests are all rejected would otherwise recurse.
             self._clock.call_at(request.arrival_s, lambda _: self._on_finish(request, request.arrival_s))
         elif self.batch is None:
-            self.state.waiting.append(request)
+            self.state.enqueue(request)
             if self._wake is None:
                 self._wake = self._clock.call_at(request.arrival_s, self._on_wake)
         else:
-            (self._incoming if self._async else self.state.waiting).append(request)
+            (self._incoming.append if self._async else self.state.enqueue)(request)
             if self._interruptible:
                 self._interrupt(request.arrival_s)
 
@@ -126,7 +126,9 @@ class Replica:
         """Output tokens of an unfinished request, once `done` steps of the run in progress have ended."""
         if not request.decoding:
             return request.emitted
-        return request.output_tokens - (request.finish_step - self.state.step - done + 1)
+        assert self.batch is not None
+        next_step = self.state.step + done + (request in self.batch.skipped)
+        return request.output_tokens - (request.finish_step - next_step + 1)
 
     def start_run(self, now: float) -> bool:
         """Plan at `now` and begin the next step or run of steps. False: there is nothing to do, the replica is idle."""
@@ -135,13 +137,16 @@ class Replica:
         single = False  # the next plan knows more than this one did, so this is a run of one step
         if self._ended or self._incoming or self._cancelled:
             single = self._catch_up(batch)
-            if single and not (batch.decodes or batch.chunks):  # an empty step takes no time
-                preempted, batch = batch.preempted, self._scheduler.plan(state)
-                batch.preempted[:0] = preempted
-                single = False
+        lost: list[Request] = []
+        while batch.empty and (single or batch.preempted):  # an empty step takes no time
+            lost += batch.preempted
+            batch = self._scheduler.plan(state)
+            single = False
+        batch.preempted[:0] = lost
         if batch.preempted or batch.skipped:
             self._mark_gaps(batch, now)
             single = True
+        single = single or bool(self._lagging)  # a token that ends a long gap is a row of its own
         decodes = batch.decodes
         if batch.chunks:
             chunks = []
@@ -238,7 +243,7 @@ class Replica:
         if steps > 1 and self._incoming:  # what arrived before the last step began is known to the plan made there
             seen = ends[-2]
             while self._incoming and self._incoming[0].arrival_s <= seen:
-                state.waiting.append(self._incoming.popleft())
+                state.enqueue(self._incoming.popleft())
         return finished
 
     def _on_wake(self, event: Event) -> None:
@@ -292,7 +297,7 @@ class Replica:
     def _catch_up(self, batch: Batch) -> bool:
         """After an asynchronous plan: release what ended and let in what arrived. True if the next plan may differ."""
         state, ended, incoming = self.state, self._ended, self._incoming
-        had_queue = bool(state.waiting)
+        unmoved = bool(state.waiting) and not state.by_priority  # the head of the queue, whatever arrives
         surplus = 0
         for request in ended:
             if request.outcome != CANCELLED:
@@ -301,7 +306,7 @@ class Replica:
                 continue  # preempted by this very plan
             if request.decoding:
                 skipped = request in batch.skipped
-                state.decodes.leave(request, state.step + skipped)
+                state.decodes.leave(request, state.step + (skipped and not batch.empty))
                 if not skipped:
                     surplus += 1
                     request.computed += 1
@@ -313,9 +318,10 @@ class Replica:
             released = True
         again = surplus > 0
         if incoming:
-            state.waiting.extend(incoming)
+            for request in incoming:
+                state.enqueue(request)
             incoming.clear()
-            again = again or not had_queue
+            again = again or not unmoved
         self._surplus = surplus
         return again or (released and bool(state.waiting))
 
@@ -332,9 +338,9 @@ class Replica:
                         queue.remove(request)
                 continue
             if request.decoding:
-                planned = batch is not None
-                in_batch = planned and request not in batch.skipped  # type: ignore[union-attr]
-                state.decodes.leave(request, state.step + (planned and not in_batch))
+                in_batch = batch is not None and request not in batch.skipped
+                late = batch is not None and not in_batch and not batch.empty
+                state.decodes.leave(request, state.step + late)
                 state.decodes.give_up(request)
                 request.computed += in_batch
                 surplus += in_batch

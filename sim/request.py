@@ -12,7 +12,8 @@ class Request:
     """One request: what the client sent, and where it stands in its replica.
 
     What the client sent: `arrival_s`, `prompt_tokens`, `max_tokens` (its cap, which a scheduler may see) and
-    `output_tokens` (the true length, which only the end of the request reveals: no policy may read it).
+    `output_tokens` (the true length, which only the end of the request reveals: no policy may read it); `priority`, of
+    which less goes first where the policy looks at it.
 
     KV tokens of a decoding request are not stored but derived: before step `j` it has `j + kv_offset` tokens in KV,
     so that nothing is touched per step. `computed` holds them at all other times.
@@ -34,6 +35,7 @@ class Request:
         "outcome",
         "output_tokens",
         "preemptions",
+        "priority",
         "prompt_tokens",
         "replica",
         "scheduled_s",
@@ -41,12 +43,15 @@ class Request:
         "ticket",
     )
 
-    def __init__(self, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
+    def __init__(
+        self, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, max_tokens: int, priority: int = 0
+    ) -> None:
         self.id = id
         self.arrival_s = arrival_s
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens
+        self.priority = priority
         self.target = (
             prompt_tokens  # KV tokens that its next output token needs: the prompt, and what it lost to preemption
         )

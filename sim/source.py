@@ -56,12 +56,14 @@ class Requests:
     """What is to be submitted: n requests as columns of shape (n,).
 
     `patience_s`: seconds after its arrival at which a client gives up (inf for never); None when none ever does.
+    `priority`: int64[n], the least goes first where the scheduler looks at it; None when all are equal.
     """
 
     prompt_tokens: Tokens
     output_tokens: Tokens
     max_tokens: Tokens
     patience_s: Floats | None = None
+    priority: Tokens | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -87,7 +89,9 @@ class _Clients:
     def _send(self, id: int, now: float) -> None:
         """Submit request `id` at `now`."""
         r = self._requests
-        self._hand_in(Request(id, now, int(r.prompt_tokens[id]), int(r.output_tokens[id]), int(r.max_tokens[id])))
+        priority = 0 if r.priority is None else int(r.priority[id])
+        prompt, output, cap = int(r.prompt_tokens[id]), int(r.output_tokens[id]), int(r.max_tokens[id])
+        self._hand_in(Request(id, now, prompt, output, cap, priority))
 
     def _hand_in(self, request: Request) -> None:
         self._desk.submit(request)
@@ -114,13 +118,14 @@ class OpenLoop(_Clients):
         r = self._requests
         hand_in = desk.submit if r.patience_s is None else self._hand_in
         now = -1.0
-        for id, (arrival_s, *tokens) in enumerate(
-            _rows(self._arrival_s, r.prompt_tokens, r.output_tokens, r.max_tokens)
-        ):
+        columns = [self._arrival_s, r.prompt_tokens, r.output_tokens, r.max_tokens]
+        if r.priority is not None:
+            columns.append(r.priority)
+        for id, (arrival_s, *sent) in enumerate(_rows(*columns)):
             if arrival_s != now:
                 now = arrival_s
                 yield clock.at(now)
-            hand_in(Request(id, now, *tokens))  # type: ignore[arg-type]
+            hand_in(Request(id, now, *sent))  # type: ignore[arg-type]
 
     def on_finish(self, request: Request, now: float) -> None:
         """Nobody waits for the answer."""

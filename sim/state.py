@@ -5,6 +5,7 @@ It knows nothing of time: steps are numbered, the replica says when they happen.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 
 from sim.decodes import Decodes
@@ -17,7 +18,8 @@ class Batch:
 
     `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
     decode one token each, over `kv_tokens` tokens in KV before the step. `skipped`: decoding requests left out;
-    `preempted`: requests that lost their KV to this plan.
+    `preempted`: requests that lost their KV to this plan. An empty batch is no step: who is left out of it stays as
+    he was.
     """
 
     __slots__ = ("chunks", "decodes", "kv_tokens", "preempted", "skipped")
@@ -29,25 +31,39 @@ class Batch:
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
 
+    @property
+    def empty(self) -> bool:
+        """Nothing in it to compute."""
+        return not (self.decodes or self.chunks)
+
 
 class State:
     """One replica's requests before step `step`.
 
-    `waiting` in queue order; `running` and `prefilling` (the running ones whose prompt is not complete) by ticket,
-    oldest admission first; the decoding ones only as aggregates. A running request that is neither prefilling nor
-    decoding has finished and waits for its release (asynchronous scheduling).
+    `waiting` in queue order: as they came, or `by_priority` (the least first, then the earliest); `running` and
+    `prefilling` (the running ones whose prompt is not complete) by ticket, oldest admission first; the decoding ones
+    only as aggregates. A running request that is neither prefilling nor decoding has finished and waits for its
+    release (asynchronous scheduling).
     """
 
-    __slots__ = ("decodes", "kv", "prefilling", "running", "step", "tickets", "waiting")
+    __slots__ = ("by_priority", "decodes", "kv", "prefilling", "running", "step", "tickets", "waiting")
 
-    def __init__(self, kv: KVCache) -> None:
+    def __init__(self, kv: KVCache, by_priority: bool = False) -> None:
         self.kv = kv
+        self.by_priority = by_priority
         self.decodes = Decodes(kv.block_size)
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.prefilling: dict[int, Request] = {}
         self.step = 0
         self.tickets = 0
+
+    def enqueue(self, request: Request) -> None:
+        """`request` takes its place in the queue."""
+        if self.by_priority:
+            insort(self.waiting, request, key=rank)
+        else:
+            self.waiting.append(request)
 
     def admit(self, batch: Batch, tokens: int) -> None:
         """Move the head of the queue into the batch with its first chunk of `tokens` prompt tokens."""
@@ -73,9 +89,10 @@ class State:
         else:
             self.prefilling[request.ticket] = request
 
-    def preempt(self, batch: Batch) -> Request:
-        """Take the KV of the newest running request and put it back at the front of the queue, to be recomputed."""
-        ticket, request = self.running.popitem()
+    def preempt(self, batch: Batch, request: Request) -> None:
+        """Take the KV of a running request and put it back into the queue, in front of all equals, to be recomputed."""
+        ticket = request.ticket
+        del self.running[ticket]
         batch.preempted.append(request)
         request.preemptions += 1
         if request.decoding:
@@ -90,10 +107,17 @@ class State:
         request.computed = 0
         if not request.over:  # else it ended while it was still running: nothing to recompute
             request.target = request.prompt_tokens + request.emitted
-            self.waiting.appendleft(request)
-        return request
+            if self.by_priority:
+                self.enqueue(request)
+            else:
+                self.waiting.appendleft(request)
 
     def release(self, request: Request) -> None:
         """A finished request gives back its place and its blocks."""
         del self.running[request.ticket]
         self.kv.free -= -request.computed // self.kv.block_size
+
+
+def rank(request: Request) -> tuple[int, float, int]:
+    """The order of a queue by priority; of requests that arrive at once, the one submitted first goes first."""
+    return request.priority, request.arrival_s, request.id

@@ -1,5 +1,6 @@
-"""Reads scrapes of vLLM's metrics: the text under /metrics, or the JSON of Prometheus's HTTP API (`query`,
-`query_range`; Grafana's proxy gives the same). It knows which metrics matter here and nothing of what they say.
+"""Reads scrapes of vLLM's metrics: the text under /metrics, the JSON of Prometheus's HTTP API (`query`, `query_range`;
+Grafana's proxy gives the same), or Grafana's own (`workloads.grafana`). It knows which metrics matter here and nothing
+of what they say.
 """
 
 from __future__ import annotations
@@ -7,9 +8,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from workloads.grafana import One, queries_of, series_of
 
 PROMPT, OUTPUT, FINISHED = "request_prompt_tokens", "request_generation_tokens", "request_success_total"
 QUERY = '{__name__=~"vllm:request_(prompt|generation)_tokens_(bucket|sum|count)|vllm:request_success_total"}'
@@ -43,7 +46,7 @@ def read_scrape(source: Path | str, number: int, problems: list[str]) -> Series:
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"{name}: cannot be read: {error}")
         return {}
-    found: Series = {}
+    found: dict[tuple[str, Labels], dict[Moment, float]] = {}
     rows = (
         _json_rows(name, text, problems) if text.lstrip().startswith(("{", "[")) else _text_rows(name, text, problems)
     )
@@ -53,16 +56,16 @@ def read_scrape(source: Path | str, number: int, problems: list[str]) -> Series:
             continue
         try:
             count = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             count = math.nan
-        points = found.setdefault((match[1], frozenset(labels.items())), [])
+        points = found.setdefault((match[1], frozenset(labels.items())), {})
         if not (math.isfinite(count) and count >= 0):
             problems.append(f"{where}: {metric} is {value!r}; a count of 0 or more was expected")
-        elif points and points[-1][0] == (number, stamp):
+        elif (number, stamp) in points:
             problems.append(f"{where}: {metric}{{{said(labels.items())}}} is there twice; give one scrape a file")
         else:
-            points.append(((number, stamp), count))
-    return found
+            points[number, stamp] = count
+    return {key: sorted(points.items()) for key, points in found.items()}
 
 
 _Row = tuple[str, str, Mapping[str, str], float, Any]
@@ -85,27 +88,34 @@ def _text_rows(name: str, text: str, problems: list[str]) -> list[_Row]:
 
 
 def _json_rows(name: str, text: str, problems: list[str]) -> list[_Row]:
+    rows: list[_Row] = []
     try:
         answer = json.loads(text)
-        if answer.get("status") == "error":
+        queries = queries_of(answer)
+        if queries is None and answer.get("status") == "error":
             problems.append(f"{name}: Prometheus answered with an error: {answer.get('error')}")
             return []
-        rows: list[_Row] = []
-        for i, entry in enumerate(answer["data"]["result"]):
-            metric = entry["metric"]
+        series = _prometheus(name, answer) if queries is None else series_of(name, queries, problems)
+        for where, metric, points in series:
             labels = {str(key): str(value) for key, value in metric.items() if key != "__name__"}
             if "__name__" not in metric:
+                also = "" if queries is None else " and sum(), and Grafana's formats Table and Heatmap,"
                 problems.append(
-                    f"{name}: result {i} ({dict(metric)}) has no metric name; functions such as rate() take it away, "
+                    f"{where} ({dict(metric)}) has no metric name; functions such as rate(){also} take it away, "
                     f"so query the counters as they are: {QUERY}"
                 )
                 return []
-            for stamp, value in entry["values"] if "values" in entry else [entry["value"]]:
-                rows.append((f"{name}: result {i}", str(metric["__name__"]), labels, float(stamp), value))
-        return rows
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            rows += [(where, str(metric["__name__"]), labels, stamp, value) for stamp, value in points]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problems.append(
             f"{name}: neither /metrics text nor an answer of Prometheus's query API with data.result[].metric and "
-            f".value ({type(error).__name__}: {error})"
+            f".value, nor data frames of Grafana ({type(error).__name__}: {error})"
         )
         return []
+    return rows
+
+
+def _prometheus(name: str, answer: Mapping[str, Any]) -> Iterator[One]:
+    for i, entry in enumerate(answer["data"]["result"]):
+        points = entry["values"] if "values" in entry else [entry["value"]]
+        yield f"{name}: result {i}", entry["metric"], [(float(stamp), value) for stamp, value in points]

@@ -1,9 +1,9 @@
 """Scheduler policies: one a file, and the dictionary that names them.
 
-A policy has two methods. `plan(state) -> Batch` makes one step's batch and takes its blocks, through the verbs of
-`sim.state.State`; it sees the queue, the running requests and the KV cache, never a true output length.
-`arrival_matters(state)` says whether one more waiting request could change the next plan while nothing but decoding
-happens: when not, the replica need not stop for it.
+A policy says whether the queue goes `by_priority`, and has two methods. `plan(state) -> Batch` makes one step's batch
+and takes its blocks, through the verbs of `sim.state.State`; it sees the queue, the running requests and the KV cache,
+never a true output length. `arrival_matters(state)` says whether one more waiting request could change the next plan
+while nothing but decoding happens: when not, the replica need not stop for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from sim.state import Batch, State
 
 class Scheduler(Protocol):
     """What the replica asks of a policy."""
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether requests wait by their priority, not as they came."""
+        ...
 
     def plan(self, state: State) -> Batch:
         """The next step's batch."""

@@ -3,19 +3,25 @@
 Semantics as in vLLM's `v1/core/sched/scheduler.py` and `kv_cache_manager.py` (0.10 to 0.32): chunked prefill; a
 request is admitted only while the budget, `max_num_seqs` and the free blocks allow; with
 `scheduler_reserve_full_isl` only if its whole sequence so far fits; when a running request finds no block, the newest
-running request is preempted, to be recomputed, and nothing is admitted in that step.
+running request (by priority: the one of the greatest number, of these the last to arrive) is preempted, to be
+recomputed, and nothing is admitted in that step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from sim.state import Batch, State
+from sim.state import Batch, State, rank
 
 
 @dataclass(frozen=True, slots=True)
 class VllmV1:
-    """The options of vLLM's scheduler, by the names vLLM users type; tokens and sequences."""
+    """The options of vLLM's scheduler, by the names vLLM users type; tokens and sequences.
+
+    Rules of a version: `long_prefill_alone_exempt`, and `preemption_skips_one`: by priority, when a running request
+    with nothing to compute is preempted for a later one, the one after that is left out of the step (before 0.32).
+    """
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -23,6 +29,13 @@ class VllmV1:
     long_prefill_token_threshold: int = 0
     long_prefill_alone_exempt: bool = False
     scheduler_reserve_full_isl: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    preemption_skips_one: bool = False
+
+    @property
+    def by_priority(self) -> bool:
+        """The queue goes by priority."""
+        return self.scheduling_policy == "priority"
 
     def plan(self, state: State) -> Batch:
         """The next step's batch; takes its blocks."""
@@ -55,9 +68,9 @@ class VllmV1:
     def arrival_matters(self, state: State) -> bool:
         """Whether one more request at the end of the queue could change the next plan of a decoding replica.
 
-        First come, first served: it cannot while somebody ahead of it waits or every place is taken.
+        First come, first served, it cannot while somebody ahead of it waits; nor ever while every place is taken.
         """
-        return not state.waiting and len(state.running) < self.max_num_seqs
+        return len(state.running) < self.max_num_seqs and (state.by_priority or not state.waiting)
 
     def _chunk_limit(self, state: State) -> int:
         """The most tokens of one prompt in this step; vLLM 0.32 exempts the only request there is."""
@@ -93,31 +106,45 @@ class VllmV1:
         kv, step = state.kv, state.step
         size = kv.block_size
         budget = self.max_num_batched_tokens
-        for request in list(state.running.values()):
-            if request.ticket not in state.running:
-                break  # preempted, like all that follow
+        order = list(state.running.values())
+        planned: dict[int, int] = {}  # ticket -> tokens
+        i = 0
+        while i < len(order) and budget:
+            request = order[i]
+            i += 1
             if request.decoding:
-                if not budget:
-                    batch.skipped.append(request)
-                    continue
-                tokens = 1
-                need = 0 if (step + request.kv_offset) % size else 1
-            elif request.computed < request.target and budget:
+                tokens, need = 1, 0 if (step + request.kv_offset) % size else 1
+            elif request.computed < request.target:
                 tokens = min(request.target - request.computed, chunk_limit, budget)
                 need = kv.blocks(request.computed + tokens) - kv.blocks(request.computed)
             else:
                 continue
-            while need > kv.free and state.preempt(batch) is not request:
-                pass
-            if request.ticket not in state.running:
+            victim = None
+            while need > kv.free and victim is not request:
+                victim = max(order, key=rank) if state.by_priority else order[-1]
+                at = order.index(victim)
+                del order[at]
+                given_back = planned.pop(victim.ticket, 0)
+                budget += given_back
+                if at < i - 1 and (given_back or not self.preemption_skips_one):
+                    i -= 1
+                if given_back and victim.decoding:
+                    kv.free += kv.blocks(step + victim.kv_offset + 1) - kv.blocks(step + victim.kv_offset)
+                elif given_back:
+                    batch.chunks = [chunk for chunk in batch.chunks if chunk[0] is not victim]
+                state.preempt(batch, victim)
+            if victim is request:
                 break
+            planned[request.ticket] = tokens
             budget -= tokens
             if request.decoding:
                 kv.free -= need
             else:
                 state.prefill(batch, request, tokens)
-        for request in batch.skipped:
-            state.decodes.skip(request, step)
+        batch.skipped = [request for request in order if request.decoding and request.ticket not in planned]
+        if planned:
+            for request in batch.skipped:
+                state.decodes.skip(request, step)
         return budget
 
     def _admit(self, state: State, batch: Batch, budget: int, chunk_limit: int) -> None:

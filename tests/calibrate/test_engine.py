@@ -65,7 +65,7 @@ def test_unlisted_versions_resolve_downwards() -> None:
 def test_unmodelled_and_unknown_options() -> None:
     for option, value in {
         "enable_prefix_caching": True, "kv_cache_dtype": "fp8", "quantization": "fp8", "speculative_config": {},
-        "enable_lora": True, "swap_space": 8, "cpu_offload_gb": 10, "scheduling_policy": "priority",
+        "enable_lora": True, "swap_space": 8, "cpu_offload_gb": 10,
         "watermark": 0.05, "max_num_partial_prefills": 2, "enforce_eager": True, "pipeline_parallel_size": 2,
         "long_prefill_token_threshold_adaptive": True,
     }.items():  # fmt: skip
@@ -77,6 +77,8 @@ def test_unmodelled_and_unknown_options() -> None:
     assert "experimental" in refusal(preset="vllm-0.10", async_scheduling=True)
     assert "always chunks" in refusal(preset="vllm-0.10", enable_chunked_prefill=False)
     assert "cluster.tp" in refusal(tensor_parallel_size=2)
+    assert "just preempted: not modelled" in refusal(preset="vllm-0.10", scheduling_policy="priority")
+    assert "'lifo'; expected fcfs or priority" in refusal(scheduling_policy="lifo")
 
 
 def test_values_are_checked_all_at_once() -> None:

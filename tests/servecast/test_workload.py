@@ -101,6 +101,23 @@ def test_classes_have_lengths_slos_and_figures_of_their_own(tmp_path: Path) -> N
     assert result.requests.filter(result.requests["class"] == "report")["prompt_tokens"].unique().to_list() == [4000]
 
 
+def test_one_sample_of_a_prompt_may_be_said_and_several_are_refused(tmp_path: Path) -> None:
+    workload = {"num_requests": 30, "arrivals": {"kind": "poisson", "rate": 5}, "lengths": SHORT}
+    assert summary(tmp_path, workload | {"n": 1}) == summary(tmp_path, workload)
+    classes = [{"name": "a", "lengths": SHORT, "n": 1}, {"name": "b", "lengths": SHORT, "n": 4}]
+    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n")
+    for key, several in (
+        ("workload.n", {"trace": "t.csv", "n": 4}),
+        ("workload.n", {"num_requests": 30, "mix": "chat", "rate": 2, "n": 2}),
+        ("workload.classes.1.n", {"num_requests": 9, "arrivals": {"kind": "poisson", "rate": 1}, "classes": classes}),
+    ):
+        with pytest.raises(ServecastError) as caught:
+            set_up(scenario(tmp_path, several))
+        (problem,) = caught.value.problems
+        assert f": {key}: several samples of one prompt (n above 1) are not modelled yet" in problem
+        assert "each has its own prefill" in problem
+
+
 def test_clients_that_time_out_are_counted(tmp_path: Path) -> None:
     workload = {"num_requests": 200, "arrivals": {"kind": "poisson", "rate": 5}, "lengths": LONG, "timeout": "2500ms"}
     result = simulate(scenario(tmp_path, workload, slo={"e2e": "10s"}))
@@ -175,6 +192,21 @@ def test_mistakes(tmp_path: Path, workload: dict[str, Any], said: str) -> None:
         set_up(scenario(tmp_path, workload))
     assert said in str(caught.value)
     assert all(str(tmp_path / "s.yaml") in problem for problem in caught.value.problems)
+
+
+def test_by_priority_the_class_of_the_lowest_number_goes_first(tmp_path: Path) -> None:
+    classes = [{"name": name, "priority": rank, "lengths": SHORT} for name, rank in (("late", 5), ("early", -5))]
+    workload = {"num_requests": 40, "arrivals": {"kind": "all-at-once"}, "classes": classes}
+    engine = BASE["engine"] | {"max_num_seqs": 4, "scheduling_policy": "priority"}
+    rows = simulate(scenario(tmp_path, workload, engine=engine)).requests
+    early, late = (rows.filter(rows["class"] == name)["scheduled_s"] for name in ("early", "late"))
+    assert early.max() <= late.min()
+    assert 4 < len(early) < 36
+    with pytest.raises(ServecastError, match=r"workload\.classes: they have priorities, which vLLM refuses unless"):
+        set_up(scenario(tmp_path, workload))
+    classes[0]["priority"] = 1.5
+    with pytest.raises(ServecastError, match=r"workload\.classes\.0\.priority: 1\.5 is not a whole number"):
+        set_up(scenario(tmp_path, workload, engine=engine))
 
 
 def test_classes_and_clients_that_gave_up_are_shown(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class LinearCost:
 def simulate(policy, cost, num_blocks, block_size, asynchronous, source, max_model_len=10**9):
     """Run `source` on one replica; (the replica, its log). The invariants have been checked."""
     clock, log = Clock(), Log()
-    state = State(KVCache(num_blocks, block_size))
+    state = State(KVCache(num_blocks, block_size), policy.by_priority)
     replica = Replica(
         0, clock, state, policy, cost, log, source.on_finish, max_model_len=max_model_len, asynchronous=asynchronous
     )

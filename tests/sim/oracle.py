@@ -20,6 +20,7 @@ class Naive:
     output: int
     cap: int
     patience_s: float = inf
+    priority: int = 0
     computed: int = 0
     out: int = 0  # output tokens delivered
     placeholders: int = 0  # output tokens in flight
@@ -29,6 +30,10 @@ class Naive:
     decoding: bool = False
     done: bool = False
     cancelled_s: float | None = None
+
+    @property
+    def rank(self):
+        return self.priority, self.arrival_s, self.id
 
     @property
     def gives_up_s(self):
@@ -56,6 +61,15 @@ class Oracle:
     def blocks(self, tokens):
         return -(-tokens // self.size)
 
+    def queue(self, requests, front=False):
+        for r in requests:
+            if self.policy.by_priority:
+                insort(self.waiting, r, key=lambda x: x.rank)
+            elif front:
+                self.waiting.appendleft(r)
+            else:
+                self.waiting.append(r)
+
     def plan(self):
         p, budget, batch, preempted = self.policy, self.policy.max_num_batched_tokens, [], False
         limit = p.long_prefill_token_threshold or budget
@@ -71,8 +85,16 @@ class Oracle:
             need = self.blocks(r.computed + n) - self.blocks(r.computed)
             victim = None
             while need > self.free and victim is not r:
-                victim = self.running.pop()
-                self.waiting.appendleft(victim)
+                victim = max(self.running, key=lambda x: x.rank) if p.by_priority else self.running[-1]
+                at = self.running.index(victim)
+                del self.running[at]
+                entry = next((b for b in batch if b[0] is victim), None)
+                if entry:  # it gives back what it had in this step
+                    batch.remove(entry)
+                    budget += entry[1]
+                if at < i - 1 and (entry or not p.preemption_skips_one):
+                    i -= 1
+                self.queue([victim], front=True)
                 self.free += self.blocks(victim.computed)
                 victim.computed = victim.placeholders = 0
                 victim.decoding = False
@@ -115,12 +137,13 @@ class Oracle:
         arrivals, fresh, flight, t, everyone = deque(requests), [], deque(), 0.0, list(requests)
         while True:
             while arrivals and arrivals[0].arrival_s <= t:
-                self.waiting.append(arrivals.popleft())
+                self.queue([arrivals.popleft()])
+            preempted = self.preemptions
             while len(flight) < self.depth and (batch := self.plan()):
                 flight.append(batch)
-            self.waiting.extend(fresh)
+            self.queue(fresh)
             if not flight:
-                if fresh:
+                if fresh or self.preemptions > preempted:  # an empty plan that made room: the next one may use it
                     fresh = []
                     continue
                 if not arrivals:
@@ -135,7 +158,7 @@ class Oracle:
             named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
             self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv)))
             while arrivals and arrivals[0].arrival_s <= t:
-                self.waiting.append(arrivals.popleft())
+                self.queue([arrivals.popleft()])
             for r in [r for r in (*self.running, *self.waiting) if r.gives_up_s < t]:
                 r.done, r.cancelled_s = True, r.gives_up_s
                 self.leave(r)

@@ -27,7 +27,18 @@ def expand(steps):
             yield (end if i == k - 1 else None, decodes, kv + i * decodes, prefill)
 
 
-def same(policy, cost, num_blocks, block_size, asynchronous, requests, concurrency=None, think_s=None, patience_s=None):
+def same(
+    policy,
+    cost,
+    num_blocks,
+    block_size,
+    asynchronous,
+    requests,
+    priority=None,
+    concurrency=None,
+    think_s=None,
+    patience_s=None,
+):
     """Run both engines and compare everything that they share.
 
     `concurrency` makes it a closed loop; `think_s`, per request, sessions in which request i follows request i - 3.
@@ -36,10 +47,10 @@ def same(policy, cost, num_blocks, block_size, asynchronous, requests, concurren
     n = len(requests)
     arrival_s = np.array([float(r[0]) for r in requests])
     naive = [Naive(i, *r) for i, r in enumerate(requests)]
-    if patience_s is not None:
-        columns.append(np.array(patience_s))
-        for r, patience in zip(naive, patience_s, strict=True):
-            r.patience_s = patience
+    for name, values in (("patience_s", patience_s), ("priority", priority)):
+        columns.append(None if values is None else np.array(values))
+        for r, value in zip(naive, values or [], strict=False):
+            setattr(r, name, value)
     oracle = Oracle(policy, cost, num_blocks, block_size, asynchronous)
     if concurrency is not None:
         source = ClosedLoop(concurrency, Requests(*columns))
@@ -125,6 +136,8 @@ def scenarios(draw):
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 7])),
         long_prefill_alone_exempt=draw(st.booleans()),
         scheduler_reserve_full_isl=draw(st.booleans()),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+        preemption_skips_one=draw(st.booleans()),
     )
     lengths = st.integers(1, 12) if policy.enable_chunked_prefill else st.integers(1, 8)
     requests = []
@@ -141,7 +154,8 @@ def scenarios(draw):
         floor=draw(st.sampled_from([0.0, 0.0, 1.0, 1.3])),
         straight=draw(st.booleans()),
     )
-    return policy, cost, num_blocks, block_size, draw(st.booleans()), requests
+    priority = [draw(st.integers(0, 3)) for _ in requests] if policy.by_priority else None
+    return policy, cost, num_blocks, block_size, draw(st.booleans()), requests, priority
 
 
 @settings(max_examples=600, deadline=None)
@@ -159,7 +173,7 @@ def test_closed_loop_equals_the_oracle(scenario, concurrency):
 @settings(max_examples=300, deadline=None)
 @given(scenarios(), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(scenario, data):
-    n = len(scenario[-1])
+    n = len(scenario[-2])
     some = st.sampled_from([0.0, 0.5, 1.0, 4.0]) | st.floats(0, 9)
     think_s = data.draw(st.none() | st.lists(some, min_size=n, max_size=n))
     patience = st.sampled_from([1.0, 2.5, 0.6875, inf, inf]) | st.floats(0.01, 60)

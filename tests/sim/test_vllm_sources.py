@@ -49,14 +49,16 @@ def case(seed, version):
         r.choice([0, 0, 1, 2, 5, 30]),
         minor >= 32,
         minor >= 19 and r.random() < 0.5,
+        "priority" if minor >= 15 and r.random() < 0.5 else "fcfs",
+        minor < 32,
     )
     asynchronous = minor >= 15 and r.random() < 0.7
     rows, now = [], 0.0
     for _ in range(r.randint(1, 40)):
         now += r.choice([0, 0, 0, 0.5, 0.625, 1.0, 3.25, 20.0, r.random() * 5])
         output = r.choice([1, 2, r.randint(1, longest_output)])
-        rows.append((now, r.randint(1, longest_prompt), output, output + r.choice([0, 0, 1, 5])))
-    longest = max(prompt + output for _, prompt, output, _ in rows)
+        rows.append((now, r.randint(1, longest_prompt), output, output + r.choice([0, 0, 1, 5]), r.randint(0, 3)))
+    longest = max(prompt + output for _, prompt, output, *_ in rows)
     num_blocks = 1 + -(-longest // block_size) + r.choice([0, 1, 2, r.randint(0, 10), 1000])
     cost = LinearCost(kv=r.choice([0.0, 0.001]), floor=r.choice([0.0, 1.0]))
     return policy, cost, num_blocks, block_size, asynchronous, rows
@@ -70,7 +72,7 @@ def main(version):
         *setting, rows = case(seed, version)
         theirs, steps = vllm.run(*setting, rows)
         columns = [np.array(c) for c in zip(*rows, strict=True)]
-        _, log = simulate(*setting, OpenLoop(columns[0].astype(float), Requests(*columns[1:])))
+        _, log = simulate(*setting, OpenLoop(columns[0].astype(float), Requests(*columns[1:4], None, columns[4])))
         ours = log.requests.table()
         order = np.argsort(ours["id"])
         assert ours["scheduled_s"][order].tolist() == [r.scheduled_s for r in theirs], seed

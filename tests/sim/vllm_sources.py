@@ -76,9 +76,12 @@ class VllmRequest:
         "drop_stale_output"
     )
 
-    def __init__(self, id, arrival, prompt, output, cap):
+    def __init__(self, id, arrival, prompt, output, cap, priority=0):
         self.__dict__.update(dict.fromkeys(self._OFF.split()) | dict.fromkeys(self._ZERO.split(), 0))
         self.__dict__.update(dict.fromkeys(self._FALSE.split(), False))
+        self.arrival_s, self.priority = arrival, priority
+        arrival += id * 1e-9  # real arrivals never tie: vLLM's victim among equals would be any
+        self.rank = priority, arrival
         self.request_id, self.arrival_time, self.num_prompt_tokens, self.max_tokens = str(id), arrival, prompt, cap
         self.output, self.output_token_ids, self.spec_token_ids, self.mm_features = output, [], [], []
         self.status, self.sampling_params, self.eos_token_id, self.num_cached_tokens = Status.WAITING, Params(), EOS, -1
@@ -88,6 +91,9 @@ class VllmRequest:
     num_tokens = property(lambda self: self.num_prompt_tokens + len(self.output_token_ids))
     num_tokens_with_spec = property(lambda self: self.num_tokens + len(self.spec_token_ids))
     num_output_tokens = property(lambda self: len(self.output_token_ids))
+
+    def __lt__(self, other):
+        return self.rank < other.rank
 
     def append_output_token_ids(self, ids):
         self.output_token_ids.extend(ids if isinstance(ids, list) else [ids])
@@ -240,7 +246,7 @@ class Vllm:
         kind = self.asynchronous.AsyncScheduler if asynchronous else self.scheduler.Scheduler
         kind.make_stats = lambda *args, **kwargs: None
         it = kind.__new__(kind)
-        fcfs = self.queues.SchedulingPolicy.FCFS
+        order = self.queues.SchedulingPolicy(policy.scheduling_policy)
         off = (
             "connector connector_prefix_cache_stats ec_connector lora_config finished_req_ids_dict perf_metrics "
             "aux_output_connector dynamic_sd_lookup kv_metrics_collector _kv_fetch_stages return_sampling_mask "
@@ -265,8 +271,8 @@ class Vllm:
         mocks = "encoder_cache_manager kv_event_publisher cache_config parallel_config observability_config"
         it.__dict__.update({n: MagicMock() for n in mocks.split()})
         queues = ("waiting", "skipped_waiting", "kv_holding_waiting")
-        it.__dict__.update({n: self.queues.create_request_queue(fcfs) for n in queues})
-        it.policy, it.requests, it.running, it.deferred_frees = fcfs, {}, [], deque()
+        it.__dict__.update({n: self.queues.create_request_queue(order) for n in queues})
+        it.policy, it.requests, it.running, it.deferred_frees = order, {}, [], deque()
         it.max_num_running_reqs = it.max_num_active_reqs = policy.max_num_seqs
         it.max_num_scheduled_tokens, it.max_model_len = policy.max_num_batched_tokens, 10**9
         it.scheduler_reserve_full_isl = policy.scheduler_reserve_full_isl
@@ -290,7 +296,7 @@ class Vllm:
         return it
 
     def run(self, policy, cost, num_blocks, block_size, asynchronous, requests):
-        """(requests, steps as (end, decodes, KV tokens, prefill tokens)) of (arrival, prompt, output, cap) rows."""
+        """(requests, steps as (end, decodes, KV, prefill tokens)) of (arrival, prompt, output, cap, priority) rows."""
         it = self.build(policy, num_blocks, block_size, asynchronous)
         everyone = [VllmRequest(i, *row) for i, row in enumerate(requests)]
         arrivals, flight, steps = deque(everyone), deque(), []
@@ -303,8 +309,8 @@ class Vllm:
             if not has_requests() and not flight:
                 if not arrivals:
                     return everyone, steps
-                now = max(now, arrivals[0].arrival_time)
-            while arrivals and arrivals[0].arrival_time <= now:
+                now = max(now, arrivals[0].arrival_s)
+            while arrivals and arrivals[0].arrival_s <= now:
                 it.add_request(arrivals.popleft())
             if has_requests():
                 batch = self._step(it, everyone, cost, max(now, busy_until), asynchronous)

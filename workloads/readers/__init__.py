@@ -22,6 +22,7 @@ from workloads.readers import (
 )
 from workloads.readers.clean import noted
 from workloads.readers.files import TraceFile, open_trace
+from workloads.readers.folder import is_folder, open_folder
 from workloads.readers.options import ReadOptions, check_options
 from workloads.trace import Trace
 
@@ -49,7 +50,7 @@ _FORMATS: dict[str, _Format] = {
 
 
 def read_trace(path: Path | str, format: str | None = None, options: ReadOptions | None = None) -> Trace:
-    """The requests of a trace file, in order of arrival, the first at time 0.
+    """The requests of a trace file, or of a folder of Claude Code sessions, in order of arrival, the first at time 0.
 
     format: a key of `READERS`; None recognises it from the column names, which the trace's notes then say. options:
     what the file does not say itself. Raises ServecastError, naming file, column and rows, for whatever cannot be read
@@ -57,8 +58,10 @@ def read_trace(path: Path | str, format: str | None = None, options: ReadOptions
     """
     if format is not None and format not in _FORMATS:
         raise ServecastError(f"unknown trace format {format!r}{nearest(format, _FORMATS)}; formats: {one_of(_FORMATS)}")
-    options = options or ReadOptions()
-    file = open_trace(Path(path))
+    options, path = options or ReadOptions(), Path(path)
+    if is_folder(path):
+        return _read_folder(path, format, options)
+    file = open_trace(path)
     lacking = {name: module.lacks(file) for name, module in _FORMATS.items() if format in (None, name)}
     note: tuple[str, ...] = ()
     if format is None:
@@ -69,6 +72,16 @@ def read_trace(path: Path | str, format: str | None = None, options: ReadOptions
     check_options(options, format, _FORMATS[format].OPTIONS)
     trace = _FORMATS[format].read(file, options)
     return noted(trace, *note, first=True)
+
+
+def _read_folder(path: Path, format: str | None, options: ReadOptions) -> Trace:
+    if format not in (None, "claude_code"):
+        raise ServecastError(
+            f"{path}: a folder; only Claude Code sessions are read from folders: name the {format} file in it"
+        )
+    file = open_folder(path)
+    check_options(options, "claude_code", claude_code.OPTIONS)
+    return noted(claude_code.read(file, options), file.note(), first=True)
 
 
 READERS: dict[str, Callable[[Path], Trace]] = {name: partial(read_trace, format=name) for name in _FORMATS}

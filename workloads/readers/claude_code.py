@@ -1,4 +1,4 @@
-"""Claude Code sessions as kv-cache-tester records them: JSON of one session a line, or one session a file.
+"""Claude Code sessions as kv-cache-tester records them: JSON of one session a line, one session a file, or a folder.
 
 A session: `id,block_size,hash_id_scope,tool_tokens,system_tokens,requests`; a request: `t` (seconds from the session's
 start, whole), `in`, `out`, `hash_ids` (full blocks only), `think_time` (from the end of the answer before), `api_time`.
@@ -52,19 +52,17 @@ class _Sessions:
         self.block_tokens: int | None = None
         self.next_id = 0
         self.shared: dict[tuple[int, int, int], int] = {}
-        self.sessions = self.chains = self.subagents = 0
+        self.sessions = self.chains = self.subagents = self.empty = 0
         self.guessed = self.shared_blocks = 0
         self.wrong: dict[str, tuple[int, list[str]]] = {}
 
-    def mistake(self, what: str, row: int) -> None:
+    def mistake(self, what: str, row: str) -> None:
         count, shown = self.wrong.get(what, (0, []))
-        self.wrong[what] = (count + 1, [*shown, str(row)] if len(shown) < SHOWN else shown)
+        self.wrong[what] = (count + 1, [*shown, row] if len(shown) < SHOWN else shown)
 
 
 def read(file: TraceFile, options: ReadOptions) -> Trace:
-    """The trace of an opened file. Raises ServecastError by row (session) and key."""
-    if problems := lacks(file):
-        raise ServecastError(*(f"{file.path}: as format claude_code, {problem}" for problem in problems))
+    """The trace of an opened file or folder. Raises ServecastError by row (session) and key."""
     found = _Sessions()
     for row, session in file.sessions():
         if isinstance(session, str):
@@ -72,9 +70,8 @@ def read(file: TraceFile, options: ReadOptions) -> Trace:
         else:
             _add(found, session, row, options)
     if found.wrong:
-        raise ServecastError(
-            *(f"{file.path}: {what} in {file.rows(shown, count)}" for what, (count, shown) in found.wrong.items())
-        )
+        wrong = found.wrong.items()
+        raise ServecastError(*(said for what, (count, shown) in wrong for said in file.mistakes(what, shown, count)))
     if not found.t_s:
         raise ServecastError(f"{file.path}: no requests: {found.sessions:,} sessions without any")
     return _trace(file, found, options)
@@ -108,9 +105,13 @@ def _trace(file: TraceFile, found: _Sessions, options: ReadOptions) -> Trace:
 
 
 def _notes(found: _Sessions, options: ReadOptions) -> list[str]:
-    where = f"spread over {options.spread_s:g} s (seed {options.seed})" if options.spread_s else "all begin at 0 s"
+    where = "all begin at 0 s, as each file or line counts from its own start (spread: random times)"
+    if options.spread_s:
+        where = f"spread over {options.spread_s:g} s (seed {options.seed})"
     also = f" and {found.subagents:,} subagents as sessions of their own" if found.subagents else ""
     notes = [f"{found.sessions:,} sessions{also}; they {where}"]
+    if found.empty:
+        notes.append(f"{found.empty:,} of the sessions have no requests; they are left out")
     if options.shared_prefix:
         notes.append(
             f"sessions share {found.shared_blocks:,} blocks of tool schemas and system prompts where these have equal "
@@ -123,10 +124,10 @@ def _notes(found: _Sessions, options: ReadOptions) -> list[str]:
     return notes
 
 
-def _add(found: _Sessions, session: Mapping[str, Any], row: int, options: ReadOptions) -> None:
+def _add(found: _Sessions, session: Mapping[str, Any], row: str, options: ReadOptions) -> None:
     requests, size = session.get("requests"), session.get("block_size", BLOCK_TOKENS)
     if not isinstance(requests, list):
-        return found.mistake("'requests' is no list", row)
+        return found.mistake("no Claude Code session: 'requests' is no list", row)
     if not _whole(size, 1, 2**20) or found.block_tokens not in (None, size):
         return found.mistake(f"'block_size' is {size!r}, where one size of 1 or more is needed for all sessions", row)
     found.block_tokens = size
@@ -172,6 +173,7 @@ def _add(found: _Sessions, session: Mapping[str, Any], row: int, options: ReadOp
         found.subagents += number > 0
     found.next_id = max(found.next_id, first_id + largest + 1)
     found.sessions += 1
+    found.empty += not any(agents)
 
 
 def _lead(found: _Sessions, session: Mapping[str, Any], requests: list[Any], size: int) -> dict[int, int]:

@@ -55,11 +55,15 @@ class TraceFile:
             else:
                 yield from self._load_csv(names)
 
-    def sessions(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    def sessions(self) -> Iterator[tuple[str, dict[str, Any] | str]]:
         """(row, the object of a JSONL line, or what is wrong with it); blank lines are left out."""
         with self._readable():
             for row, lines in self._lines():
-                yield from ((row + i, found) for i, found in objects(lines))
+                yield from ((str(row + i), found) for i, found in objects(lines))
+
+    def mistakes(self, what: str, shown: Sequence[str], count: int) -> list[str]:
+        """What is wrong with `count` of the sessions, of which the first few are `shown`, as sentences."""
+        return [f"{self.path}: {what} in {self.rows(shown, count)}"]
 
     def rows(self, shown: Sequence[str], count: int) -> str:
         """`3 rows: 5 ('x'), 9 ('y'), ...` from the first few as text, and how many there are."""
@@ -263,4 +267,11 @@ def _first_object(path: Path, text: str, document: bytes | None) -> tuple[dict[s
             return found, None
         if isinstance(found, dict) and isinstance(found.get("requests"), list):
             return found, json.dumps(found).encode()
-    raise ServecastError(f"{path}: row 1 is not a whole JSON object; JSONL has one object a line, not an array")
+        if isinstance(found, dict):
+            raise ServecastError(
+                f"{path}: row 1 is not a whole JSON object; an object over several lines must be a session, but this "
+                "has no list 'requests'"
+            )
+    raise ServecastError(
+        f"{path}: row 1 is not a whole JSON object; JSONL has one object a line, not an array (cut off?)"
+    )
