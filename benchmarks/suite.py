@@ -1,8 +1,9 @@
-"""How fast the simulator is: `python -m benchmarks [--oracle-requests N] [--million]`.
+"""How fast the simulator is: `python -m benchmarks [--oracle-requests N] [--million] [--five-million]`.
 
 Each case runs in a process of its own. CPU seconds are of the simulation alone (the workload is made before); peak
-memory is of the whole process. The naive engine of the tests runs the first requests of a case, and is compared with
-the fast engine on the very same requests.
+memory is of the whole process, up to the saved result with its report where there is one (there also in bytes over the
+number of requests). The naive engine of the tests runs the first requests of a case, and is compared with the fast
+engine on the very same requests.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BASE: dict[str, Any] = {
     "seed": 1,
 }
 
-ROW = "{:<18} {:>9} {:>7} {:>9} {:>9} {:>8} {:>8} {:>8} {:>7}"
+ROW = "{:<18} {:>9} {:>7} {:>9} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7}"
 
 
 def lognormal(mean: float) -> dict[str, Any]:
@@ -58,8 +59,8 @@ def saturation(output: float, engine: dict[str, Any]) -> float:
     return float(servecast.simulate(scenario).summary()["request_throughput"])
 
 
-def cases(million: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, scenario), the load set by measured saturation."""
+def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, scenario), the load set by measured saturation; `saved` are numbers of requests, at least a million."""
     engine = BASE["engine"]
     full = saturation(256, engine)
     long = saturation(2048, engine)
@@ -72,8 +73,8 @@ def cases(million: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     azure = ROOT / "traces" / "azure" / "AzureLLMInferenceTrace_conv.csv.gz"
     if azure.exists():
         yield "Azure conv", {"workload": {"trace": str(azure)}}
-    if million:
-        yield "1,000,000, saved", {"workload": generated(1_000_000, 0.8 * full)}
+    for requests in saved:
+        yield f"{requests:,}, saved", {"workload": generated(requests, 0.8 * full)}
 
 
 def measure(name: str, scenario: dict[str, Any], oracle_requests: int) -> str:
@@ -95,9 +96,10 @@ def measure(name: str, scenario: dict[str, Any], oracle_requests: int) -> str:
         f"{cpu:.2f}",
         f"{n / cpu:,.0f}",
         f"{summary['engine_steps'] / n:.2f}",
-        f"{len(result.steps) / n:.2f}",
+        f"{sum(block.height for block in result.step_blocks()) / n:.2f}",
         f"{summary['preemptions']:,}",
         f"{memory:,.0f}",
+        f"{memory * 2**20 / n:,.0f}" if save else "–",
         f"{ratio:.1f}x" if ratio else "–",
     )
 
@@ -134,12 +136,15 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     "--oracle-requests", default=4000, help="Requests for the comparison with the naive engine; 0 leaves it out."
 )
 @click.option("--million", is_flag=True, help="Also a million requests to a saved result.")
-def main(oracle_requests: int, million: bool) -> None:
+@click.option("--five-million", is_flag=True, help="Also five million requests to a saved result.")
+def main(oracle_requests: int, million: bool, five_million: bool) -> None:
     """Print CPU time, requests per CPU second, steps and step-log rows a request, peak memory, ratio to the oracle."""
-    names = ("case", "requests", "CPU s", "req/CPU s", "steps/req", "rows/req", "preempt.", "peak MiB", "oracle")
+    names = (
+        "case", "requests", "CPU s", "req/CPU s", "steps/req", "rows/req", "preempt.", "peak MiB", "B/req", "oracle",
+    )  # fmt: skip
     click.echo(ROW.format(*names))
     spawn = multiprocessing.get_context("spawn")
-    for name, scenario in cases(million):
+    for name, scenario in cases([1_000_000] * million + [5_000_000] * five_million):
         with spawn.Pool(1) as pool:
             click.echo(pool.apply(measure, (name, scenario, oracle_requests)))
         sys.stdout.flush()

@@ -1,32 +1,40 @@
-"""What an engine step costs in seconds: the `StepCost` that the simulation calls, and its datasheet implementation.
+"""What an engine step costs in seconds: the `StepCost` that the simulation calls, compiled from prices of kernels.
 
-The datasheet cost is a roofline: each operator takes a fixed time plus the larger of its FLOPs and its bytes at a
-stated share of the GPU's peak. It knows nothing of requests or queues, and was not validated against measured runs.
+Which kernels a step runs is `operators.py`'s knowledge, what one takes is `prices.py`'s. Here they become look-ups: by
+the tokens of a step, by its sampled sequences, by chunk, and lines in the KV tokens for every number of decodes. It
+knows nothing of requests or queues.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calibrate.engine import EngineSpec
-from calibrate.hardware import Gpu
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
-from calibrate.operators import (
-    Operator,
-    attention_flops_per_pair,
-    query_bytes_per_token,
-    step_operators,
-)
+from calibrate.operators import Operator, attention_groups, step_operators
 from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Times = NDArray[np.float64]
+    from calibrate.kernels.chunks import ChunkPrices
+    from calibrate.prices import Prices
+
+    Floats = NDArray[np.float64]
+    Lines = list[list[tuple[float, float, float]]]  # of KvLines
+
+
+MANY_CHUNKS = 64
+"""Prompt chunks in one step beyond which more of them fill the GPU no better."""
+JOINT_ATTENTION = ("ampere", "ada", "blackwell-rtx")
+"""GPU classes on which vLLM's attention is FlashAttention 2: one kernel takes the chunks and the decodes of a mixed
+step, see `calibrate.kernels.chunks.Riders`. FlashAttention 3 (Hopper) and FlashInfer (Blackwell) are priced as two
+kernels; nobody published mixed points of theirs."""
 
 
 class StepCost(Protocol):
@@ -43,141 +51,193 @@ class StepCost(Protocol):
         token each, `kv_tokens` the sum over those of their tokens in KV before the step.
         """
 
-    def decode_line(self, decodes: int) -> tuple[float, float, float] | None:
-        """(a, b, floor) with `step_s((), decodes, kv) == max(floor, a + b * kv)` bit for bit, or None if no such."""
+    def decode_line(self, decodes: int, kv_tokens: int) -> tuple[float, float, float, float] | None:
+        """(a, b, floor, upto) with `step_s((), decodes, kv) == max(floor, a + b * kv)` bit for bit for all `kv` from
+        `kv_tokens` to `upto`, or None if no such."""
 
 
 @dataclass(frozen=True, slots=True)
-class DatasheetCost:
-    """The datasheet roofline, compiled into lookups; built by `datasheet_cost`.
+class CompiledCost:
+    """A model under a layout on one kind of GPU with one engine; built by `compile_cost`.
 
-    Lists are indexed by the step's tokens (`tokens_s`) or sampled sequences (`samples_s`, `decode_s`, `after_s`,
-    `floor_s`, and `lines`, the decode lines made of them); all entries are seconds. Attention is priced per chunk and
-    per KV token. Host time: `after_s` is added to the GPU time, `floor_s` is the least that a step can take.
+    Lists are indexed by the step's tokens (`tokens_s`) or sampled sequences (`samples_s`, `after_s`, `floor_s`); all
+    entries are seconds. `decode` are decode attention's lines, to which `decode_base_s` adds what else a step of so
+    many decodes takes; `joint` is what a KV token of theirs takes in one kernel with chunks. `prefill` are the groups
+    of layers with equal attention: (layers, chunk prices). Host time: `after_s` is added to the GPU time, `floor_s` is
+    the least that a step can take.
     """
 
     tokens_s: list[float]
     samples_s: list[float]
-    decode_s: list[float]
     after_s: list[float]
     floor_s: list[float]
-    lines: list[tuple[float, float, float]]
-    pair_s: float
-    chunk_kv_token_s: float
-    chunk_query_s: float
-    prefill_fixed_s: float
-    decode_kv_token_s: float
+    decode_base_s: list[float]
+    decode: Lines
+    joint: list[float]
+    prefill: tuple[tuple[int, ChunkPrices], ...]
     provenance: Mapping[str, object]
 
     def step_s(self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int) -> float:
         """Seconds of one step; see `StepCost`. Sequences and tokens must be within the engine's limits."""
         if not chunks:
-            a, b, floor = self.lines[decodes]
-            return max(floor, a + b * kv_tokens)
+            a, b, floor, _ = self.decode_line(decodes, kv_tokens)
+            step = a + b * kv_tokens
+            return step if step > floor else floor
         tokens = decodes
-        attention = self.prefill_fixed_s
-        for q, context in chunks:
+        for q, _ in chunks:
             tokens += q
-            compute = self.pair_s * q * (context + (q + 1) * 0.5)
-            memory = self.chunk_kv_token_s * (context + q) + self.chunk_query_s * q
-            attention += compute if compute > memory else memory
+        attention = 0.0
+        for layers, group in self.prefill:
+            attention += layers * group.together(chunks)
         samples = decodes + len(chunks)
         if decodes:
-            attention += self.decode_s[decodes] + self.decode_kv_token_s * kv_tokens
+            for upto, a, b in self.decode[decodes]:
+                if kv_tokens <= upto:
+                    alone = a + b * kv_tokens
+                    break
+            joint = self.joint[decodes] * kv_tokens
+            attention += joint if joint > alone else alone
         step = self.tokens_s[tokens] + self.samples_s[samples] + attention + self.after_s[samples]
         floor = self.floor_s[samples]
         return step if step > floor else floor
 
-    def decode_line(self, decodes: int) -> tuple[float, float, float]:
+    def decode_line(self, decodes: int, kv_tokens: int) -> tuple[float, float, float, float]:
         """See `StepCost`."""
-        return self.lines[decodes]
+        for upto, a, b in self.decode[decodes]:
+            if kv_tokens <= upto:
+                return self.decode_base_s[decodes] + a, b, self.floor_s[decodes], upto
+        raise AssertionError("the last piece has no end")
 
 
-def datasheet_cost(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineSpec) -> DatasheetCost:
-    """Compile the roofline of `model` under `layout` on `gpu` for every step that `engine` can run."""
+def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices) -> CompiledCost:
+    """The cost of every step of `model` under `layout` that `engine` can run, at these prices.
+
+    Raises `ServecastError` for a model whose kernels have no prices.
+    """
     import numpy as np  # here, so that importing the catalogue stays cheap
+
+    from calibrate.kernels.heads import HeadShape
 
     if model.dtype == "fp32":
         raise ServecastError(
             f"{model.name}: fp32 weights are not priced (GPUs' dense fp32 rates are not in the catalogue). vLLM serves "
             "such a checkpoint in 16 bit by default: write torch_dtype bfloat16 or float16 in its config.json"
         )
-    # A GPU's fp16 and bf16 tensor rates are the same.
-    peak, bandwidth, share = gpu.flops["bf16"], gpu.bandwidth_bytes_per_s, gpu.efficiency
-    tokens = np.arange(engine.max_num_batched_tokens + 1, dtype=np.float64)
-    samples = np.arange(engine.max_num_seqs + 1, dtype=np.float64)
-    rows = {"tokens": tokens, "samples": samples}
-    times = {"tokens": np.zeros_like(tokens), "samples": np.zeros_like(samples)}
+    padded = padded_tokens(engine, np.arange(engine.max_num_batched_tokens + 1))
+    rows = {"tokens": padded.astype(np.float64), "samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64)}
+    times = {name: np.zeros(len(values)) for name, values in rows.items()}
     for op in step_operators(model, layout):
-        times[op.rows] += _operator_s(op, rows[op.rows], layout, gpu)
-
-    pair_flops, query_bytes = attention_flops_per_pair(model, layout), query_bytes_per_token(model, layout)
-    kv_bytes = model.kv_bytes_per_token(layout.tp)
-    decode_byte_s = 1 / (share.decode_bandwidth * bandwidth)
-    # Few-headed KV on a card with little compute makes even decode attention compute-bound.
-    kv_token_s = max(kv_bytes * decode_byte_s, pair_flops / (share.prefill_flops * peak))
-    decode = model.layers * share.decode_fixed_s + samples * (kv_token_s + query_bytes * decode_byte_s)
-
-    host = engine.host
+        times[op.rows] += op.kernels * operator_s(op, rows[op.rows], layout, prices)
+    host, samples = engine.host, rows["samples"]
     if engine.async_scheduling:
         after = np.full_like(samples, host.bubble_s)
         floor = host.async_base_s + host.async_per_sequence_s * samples + host.bubble_s
     else:
         after = host.sync_base_s + host.sync_per_sequence_s * samples
         floor = np.zeros_like(samples)
-    for table in (times["tokens"], times["samples"], decode, after, floor):
+    for table in (*times.values(), after, floor):
         table[0] = 0.0  # a step without work costs nothing
-    base = times["tokens"][: engine.max_num_seqs + 1] + times["samples"] + decode + after
-    return DatasheetCost(
+    groups = [
+        (g.layers, HeadShape(g.kv_dtype, g.heads, g.kv_heads, g.head_dim, g.window))
+        for g in attention_groups(model, layout)
+    ]
+    max_q = min(engine.max_num_batched_tokens, engine.max_model_len)
+    decode = _sum_of_lines([(layers, prices.decode(shape, engine.max_num_seqs).lines) for layers, shape in groups])
+    decode[0] = [(np.inf, 0.0, 0.0)]
+    prefill = tuple(
+        (layers, prices.prefill(shape, max_q, min(engine.max_num_seqs, MANY_CHUNKS))) for layers, shape in groups
+    )
+    base = times["tokens"][: engine.max_num_seqs + 1] + times["samples"] + after
+    return CompiledCost(
         tokens_s=times["tokens"].tolist(),
         samples_s=times["samples"].tolist(),
-        decode_s=decode.tolist(),
         after_s=after.tolist(),
         floor_s=floor.tolist(),
-        lines=[(a, kv_token_s, least) for a, least in zip(base.tolist(), floor.tolist(), strict=True)],
-        pair_s=pair_flops / (share.prefill_flops * peak),
-        chunk_kv_token_s=kv_bytes * decode_byte_s,
-        chunk_query_s=query_bytes * decode_byte_s,
-        prefill_fixed_s=model.layers * share.prefill_fixed_s,
-        decode_kv_token_s=kv_token_s,
-        provenance=_provenance(model, layout, gpu, engine),
+        decode_base_s=base.tolist(),
+        decode=decode,
+        joint=_joint(prefill, engine.max_num_seqs, prices.gpu.architecture in JOINT_ATTENTION),
+        prefill=prefill,
+        provenance=_provenance(model, layout, engine, prices),
     )
 
 
-def _operator_s(op: Operator, rows: Times, layout: Parallelism, gpu: Gpu) -> Times:
-    """Seconds of all of the operator's kernels in a step, for every row count."""
+def operator_s(op: Operator, rows: Floats, layout: Parallelism, prices: Prices) -> Floats:
+    """Seconds of one of the operator's kernels for every number of rows (at least 1 is priced)."""
     import numpy as np
 
-    share = gpu.efficiency
-    moved = op.fixed_bytes + op.bytes_per_row * rows
+    rows = np.maximum(rows, 1.0)
     if op.family == "gemm":
-        compute = op.flops_per_row * rows / (share.gemm_flops * gpu.flops["bf16"])
-        memory = moved / (share.gemm_bandwidth * gpu.bandwidth_bytes_per_s)
-        return op.kernels * share.gemm_fixed_s + np.maximum(compute, memory)
+        return prices.gemm_s(op.weights, rows, *op.shape)
+    if op.family == "moe":
+        hidden, inter, experts, topk = op.shape
+        return prices.moe_s(op.weights, rows, hidden, inter, experts, topk, layout.tp)
     if op.family == "elementwise":
-        return op.kernels * share.elementwise_fixed_s + moved / (
-            share.elementwise_bandwidth * gpu.bandwidth_bytes_per_s
-        )
-    link = gpu.link
-    return op.kernels * link.latency_s + moved / (link.share(layout.tp) * link.bandwidth_bytes_per_s)
+        return prices.elementwise_s(op.name, rows, *op.shape)
+    return prices.collective_s(op.family, buffer_bytes(op, rows, layout), layout.tp)
 
 
-def _provenance(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineSpec) -> dict[str, Any]:
+def buffer_bytes(op: Operator, rows: Floats, layout: Parallelism) -> Floats:
+    """Bytes of a collective's whole buffer, as `measurements.py` counts them: what is reduced, or what was gathered."""
+    from calibrate.kernels.gemm import ACTIVATION_BYTES
+
+    size: Floats = rows * ACTIVATION_BYTES * op.shape[0] * (layout.tp if op.family == "allgather" else 1)
+    return size
+
+
+def graph_sizes(engine: EngineSpec) -> list[int]:
+    """The batches of tokens for which vLLM captures CUDA graphs, ascending: smaller ones are padded to the next.
+
+    1, 2, 4, multiples of 8 below 256 and of `graph_stride` from there, up to twice `max_num_seqs` and `graph_limit`
+    (`_set_cudagraph_sizes` in vllm/config of each version).
+    """
+    most = min(2 * engine.max_num_seqs, engine.graph_limit, engine.max_num_batched_tokens)
+    return [n for n in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, engine.graph_stride)) if n <= most]
+
+
+def padded_tokens(engine: EngineSpec, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The tokens that a step of so many computes."""
+    import numpy as np
+
+    sizes = np.array(graph_sizes(engine))
+    at = np.searchsorted(sizes, tokens)
+    return np.where((at < len(sizes)) & (tokens > 0), sizes[np.minimum(at, len(sizes) - 1)], tokens)
+
+
+def _joint(prefill: Sequence[tuple[int, ChunkPrices]], most: int, joint: bool) -> list[float]:
+    """Seconds a KV token of the decodes of a mixed step in the chunks' kernel, all layers; zero if it has its own."""
+    lines = [0.0] * (most + 1)
+    for layers, group in prefill if joint else ():
+        lines = [b + layers * group.riders.seconds(n, 1.0) for n, b in enumerate(lines)]
+    return lines
+
+
+def _sum_of_lines(groups: Sequence[tuple[int, Lines]]) -> Lines:
+    """Lines of all layers together, from those of one layer of each group."""
+    if len(groups) == 1:
+        layers, lines = groups[0]
+        return [[(upto, layers * a, layers * b) for upto, a, b in pieces] for pieces in lines]
+    total: Lines = []
+    for pieces in zip(*(lines for _, lines in groups), strict=True):
+        ends = sorted({upto for piece in pieces for upto, _, _ in piece})
+        summed = []
+        for end in ends:
+            a = b = 0.0
+            for (layers, _), piece in zip(groups, pieces, strict=True):
+                _, at, slope = piece[bisect_left([upto for upto, _, _ in piece], end)]
+                a += layers * at
+                b += layers * slope
+            summed.append((end, a, b))
+        total.append(summed)
+    return total
+
+
+def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices) -> dict[str, Any]:
+    sources = prices.provenance.get("sources")
     return {
-        "kind": "datasheet",
-        "gpu": gpu.id,
+        **prices.provenance,
         "model": model.name,
         "tp": layout.tp,
         "dtype": model.dtype,
-        "peak_flops": gpu.flops["bf16"],
-        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
-        "link": gpu.link.name,
-        "efficiencies": {key: value for key, value in asdict(gpu.efficiency).items() if key != "source"},
         "host": {**asdict(engine.host), "overlapped": engine.async_scheduling},
-        "sources": {
-            "gpu": gpu.source,
-            "efficiencies": gpu.efficiency.source,
-            "host": f"calibrate/catalog/engines.yaml, {engine.preset}",
-        },
-        "accuracy": "not yet validated",
+        "sources": {**(sources if isinstance(sources, dict) else {}), "host": f"engines.yaml, {engine.preset}"},
     }

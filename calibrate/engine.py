@@ -19,7 +19,13 @@ INTEGERS = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 1, 
             "long_prefill_token_threshold": 0, "num_gpu_blocks_override": 1}  # fmt: skip
 MOST = {"max_num_seqs": 2**22, "max_num_batched_tokens": 2**22}  # a step of each size is priced beforehand
 FLAGS = ("enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling")
-WORDS = {"scheduling_policy": ("fcfs", "priority")}
+WORDS = {
+    "scheduling_policy": ("fcfs", "priority"),
+    "dtype": ("auto", "bfloat16", "half", "float16", "float", "float32"),
+    "kv_cache_dtype": ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    "quantization": ("fp8", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt",
+                     "modelopt_fp4", "mxfp4", "bitsandbytes", "fbgemm_fp8"),
+}  # fmt: skip
 ELSEWHERE = {"tensor_parallel_size": "cluster.tp", "model": "model", "served_model_name": "model"}
 MODELLED = ("preset", *INTEGERS, "gpu_memory_utilization", *FLAGS, *WORDS)
 
@@ -42,7 +48,8 @@ class EngineSpec:
 
     `sources` says for each option where its value came from ("user", or the preset's source); `notes` what was
     resolved and what is not modelled. Rules of the version, not options: `long_prefill_alone_exempt` (the threshold
-    does not bind the only request), `preemption_skips_one` (`engines.yaml` says what) and `strict_pool_check` (at
+    does not bind the only request), `preemption_skips_one` (`engines.yaml` says what), `follows_checkpoint_kv` (KV
+    cache dtype "auto" is the one that a quantised checkpoint has scales for) and `strict_pool_check` (at
     start-up one sequence of `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is
     checked too).
     """
@@ -63,9 +70,15 @@ class EngineSpec:
     scheduling_policy: Literal["fcfs", "priority"]
     preemption_skips_one: bool
     async_scheduling: bool
+    dtype: str
+    kv_cache_dtype: str
+    quantization: str | None
+    follows_checkpoint_kv: bool
     num_gpu_blocks_override: int | None
     strict_pool_check: bool
     host: HostTime
+    graph_limit: int
+    graph_stride: int
     cuda_graph_bytes: int
     sources: Mapping[str, str]
     notes: tuple[str, ...]
@@ -98,6 +111,9 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
         default(key, value)
     default("max_model_len", model.max_position, " (the model's longest sequence)")
     default("num_gpu_blocks_override", None)
+    default("quantization", None)
+    default("dtype", "auto")
+    default("kv_cache_dtype", "auto")
     _batch_defaults(values, default, gpu, preset)
     problems = _startup_checks(values, preset, model)
     if problems:
@@ -114,7 +130,10 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
         strict_pool_check=preset["strict_pool_check"],
         long_prefill_alone_exempt=preset["long_prefill_alone_exempt"],
         preemption_skips_one=preset["preemption_skips_one"],
+        follows_checkpoint_kv=preset["follows_checkpoint_kv"],
         host=HostTime(**{f"{key}_s": value for key, value in preset["host"].items()}),
+        graph_limit=preset["graph"].get(gpu.architecture, preset["graph"]["limit"]),
+        graph_stride=preset["graph"]["stride"],
         cuda_graph_bytes=round(preset["cuda_graph_gib"] * GIB),
         sources=sources,
         notes=tuple(notes),
@@ -180,7 +199,8 @@ def _refusal(key: str, value: object, name: str, preset: Mapping[str, Any]) -> s
     if key in FLAGS:
         return None if isinstance(value, bool) else f"{where} is {value!r}; expected true or false"
     if key in WORDS:
-        return None if value in WORDS[key] else f"{where} is {value!r}; expected {' or '.join(WORDS[key])}"
+        known = [word for word in WORDS[key] if word not in preset["absent_words"].get(key, ())]
+        return None if value in known else f"{where} is {value!r}; expected {' or '.join(known)}"
     if isinstance(value, bool):
         return f"{where} is {value!r}; expected a number"
     if key == "gpu_memory_utilization":

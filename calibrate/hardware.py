@@ -53,7 +53,8 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `flops` maps a dtype (bf16, fp8, int8, fp4) to the DENSE tensor rate in FLOP/s.
+    """One GPU. `architecture` names its class in gpus.yaml; `flops` maps a dtype (bf16, fp8, int8, fp4) to the DENSE
+    tensor rate in FLOP/s.
 
     `memory_bytes` is the datasheet's figure, `visible_bytes` what the driver reports as the total, of which
     `gpu_memory_utilization` takes its share.
@@ -62,6 +63,7 @@ class Gpu:
     id: str
     name: str
     vendor: str
+    architecture: str
     memory_bytes: int
     visible_bytes: int
     bandwidth_bytes_per_s: float
@@ -95,6 +97,7 @@ def load_gpu(gpu_id: str) -> Gpu:
         id=gpu_id,
         name=found["name"],
         vendor=found["vendor"],
+        architecture=found["class"],
         memory_bytes=memory,
         visible_bytes=visible,
         bandwidth_bytes_per_s=found["bandwidth"],

@@ -38,15 +38,25 @@ def check_layout(model: ModelSpec, layout: Parallelism, gpu: Gpu) -> list[str]:
 
 
 def _clashes(model: ModelSpec, tp: int) -> list[str]:
-    clashes = [
-        f"does not divide the {what} {size}"
-        for what, size in (
-            ("attention heads", model.heads),
-            ("MLP's intermediate size", model.intermediate),
-            ("padded vocabulary", model.padded_vocab),
-        )
-        if size % tp
-    ]
-    if model.kv_heads % tp and tp % model.kv_heads:
+    sizes = [("attention heads", model.heads), ("padded vocabulary", model.padded_vocab)]
+    if model.dense_layers:
+        sizes.insert(1, ("MLP's intermediate size", model.intermediate))
+    if experts := model.experts:
+        sizes += [("experts' intermediate size", experts.inter), ("shared experts' size", experts.shared_inter)]
+    clashes = [f"does not divide the {what} {size}" for what, size in sizes if size % tp]
+    if model.latent is None and model.kv_heads % tp and tp % model.kv_heads:
         clashes.append(f"neither divides the {model.kv_heads} KV heads nor is a multiple of them")
-    return clashes
+    return clashes or _cut_blocks(model, tp)
+
+
+def _cut_blocks(model: ModelSpec, tp: int) -> list[str]:
+    """The first projection of which the split would cut a block of weights that share a scale, which vLLM refuses."""
+    for projection in model.projections(tp) if tp > 1 else ():
+        rows, columns = projection.storage.rows, projection.storage.columns
+        outputs, inputs = projection.split == "outputs", projection.split == "inputs"
+        cuts = [(n, rows) for n in projection.parts if outputs and rows and n % rows]
+        cuts += [(projection.k, columns)] if inputs and columns and projection.k % columns else []
+        if cuts and projection.storage.weights != "mxfp4":  # which is padded instead
+            size, block = cuts[0]
+            return [f"cuts {projection.name} to {size} a GPU, no multiple of the {block} weights that share a scale"]
+    return []

@@ -14,6 +14,7 @@ from calibrate.engine import EngineSpec
 from calibrate.hardware import GIB, Gpu
 from calibrate.layout import Parallelism, check_layout
 from calibrate.model import ModelSpec
+from calibrate.serving import check_simulated, served
 from servecast.errors import ServecastError
 
 MIB = 2**20
@@ -62,7 +63,9 @@ class MemoryPlan:
 
 def plan_memory(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineSpec) -> MemoryPlan:
     """The memory of one GPU of the replica. Raises `ServecastError`, with the flag to change, where vLLM would refuse
-    to start or run out of memory."""
+    to start or run out of memory, and for a model whose KV cache or kernels are not known."""
+    model = served(model, engine)
+    check_simulated(model)
     budget = int(gpu.visible_bytes * engine.gpu_memory_utilization)
     weights = model.weight_bytes(layout.tp)
     overhead = _overhead_bytes(model, layout, engine)
@@ -113,15 +116,34 @@ def plan_memory(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineS
 
 
 def activation_bytes(model: ModelSpec, layout: Parallelism, engine: EngineSpec) -> int:
-    """Peak of the engine's profiling run: the MLP of `max_num_batched_tokens` tokens, then the logits it samples.
+    """Peak of the engine's profiling run: the MLP (or experts) of `max_num_batched_tokens` tokens, or latent
+    attention's keys and values of its longest context; then the logits it samples.
 
     A token holds gate, up and their product (sharded) and three hidden-sized buffers: 3 (intermediate / tp + hidden)
     elements. Checked: vllm-project/vllm#10517 logs 2.07 GiB at 20,000 and 2.99 GiB at 29,000 tokens for Llama-3.1-8B,
-    111 kB a token; this gives 110.6 kB.
+    111 kB a token; this gives 110.6 kB. Experts use two workspaces, as wide as their widest tensors, `topk` times a
+    token (`workspace_shapes` of vLLM's fused experts). Known to be too little: with 1,024 sequences, start-up logs of
+    three models with experts (vllm-project/vllm#21348, #23278 and the Kimi-K2-Thinking recipe) leave 4 to 6 GiB less.
     """
-    token = 3 * (model.intermediate // layout.tp + model.hidden) * model.dtype_bytes
+    tp, experts = layout.tp, model.experts
+    widest = model.intermediate // tp if model.dense_layers else 0
+    elements = 3 * (widest + model.hidden)
+    if experts:
+        inner = experts.inter // tp
+        workspaces = experts.topk * (max(inner, model.hidden) + max(2 * inner, model.hidden))
+        elements = max(elements, workspaces + 3 * (model.hidden + experts.shared_inter // tp))
     logits = LOGIT_COPIES * 4 * engine.max_num_seqs * model.padded_vocab
-    return token * engine.max_num_batched_tokens + logits
+    peak = elements * engine.max_num_batched_tokens
+    if latent := model.latent:
+        peak = max(peak, _context_tokens(engine) * model.heads_per_rank(tp) * (latent.nope + latent.value))
+    return peak * model.dtype_bytes + logits
+
+
+def _context_tokens(engine: EngineSpec) -> int:
+    """Cached tokens whose keys and values latent attention makes at a time
+    (`determine_chunked_prefill_workspace_size` of vLLM)."""
+    pages = engine.max_num_seqs * engine.block_size
+    return max(min(max(8 * engine.max_model_len, 4 * pages), 64 * 1024), pages)
 
 
 def _communication_bytes(layout: Parallelism) -> int:

@@ -1,4 +1,4 @@
-"""What a dense decoder-only transformer is made of: its sizes, and what they weigh in parameters and KV cache.
+"""What a decoder-only transformer is made of: its sizes, and what they weigh in parameters, bytes and KV cache.
 
 Knows how the sizes shard under tensor parallelism, nothing of time: `operators.py` lists the work, `cost.py` prices
 it. `models.py` finds one by name or path.
@@ -6,19 +6,30 @@ it. `models.py` finds one by name or path.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+from calibrate.parts import Experts, Latent, Projection, Quantized, Window
+from calibrate.storage import PLAIN, Storage
+
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 VOCAB_PADDING = 64  # vLLM pads the vocabulary of embedding and output weights to a multiple of this
+KINDS = ("qkv", "qkv_a", "q_b", "kv_b", "o_proj", "gate_up", "down", "experts", "shared_gate_up", "shared_down")
+"""Kinds of projections that may be quantised; embedding, output weights, norms and routers never are."""
+MXFP4_MULTIPLES = (256, 128)  # vLLM's Marlin kernels round the experts' hidden size and inter / tp up to these
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Sizes of a dense MHA/GQA/MQA transformer with RMS norms and rotary positions. All counts are whole-model.
+    """Sizes of a transformer with RMS norms and rotary positions. All counts are whole-model.
 
-    `dtype` is the weights' (bf16, fp16, fp32), and the KV cache's too. `max_position` is the longest sequence the
-    config allows, in tokens. `qkv_bias`, `o_bias`, `mlp_bias` say which projections add a bias, `qk_norm` that
-    queries and keys are normalised per head, `gated_mlp` that the MLP has a gate beside its up projection.
+    `dtype` is that of activations and unquantised weights (bf16, fp16, fp32); `quantized` says what is stored
+    otherwise, `method` how the checkpoint calls that; `kv_dtype` is the KV cache's where it is not `dtype` (fp8).
+    `max_position` is the longest sequence the config allows, in tokens. `qkv_bias`, `o_bias`, `mlp_bias` say which
+    projections add a bias. `qk_norm`: queries and keys are normalised per head ("head"), over all heads ("all") or
+    per head without weights ("plain"). `gated_mlp`: the dense MLP has a gate beside its up projection. `norms` of
+    hidden size has a layer. `sinks`: attention has a learned logit a head. `experts`, `latent` and `windows` are for
+    models that have them: layers that no window names attend to everything.
     """
 
     name: str
@@ -36,12 +47,25 @@ class ModelSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal["", "head", "all", "plain"] = ""
+    norms: int = 2
+    sinks: bool = False
+    experts: Experts | None = None
+    latent: Latent | None = None
+    windows: tuple[Window, ...] = ()
+    quantized: tuple[Quantized, ...] = ()
+    method: str = ""
+    kv_dtype: str = ""
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of one weight, activation or KV element."""
+        """Bytes of one activation or unquantised weight."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def plain(self) -> Storage:
+        """How unquantised weights are stored."""
+        return PLAIN[self.dtype]
 
     @property
     def padded_vocab(self) -> int:
@@ -49,9 +73,26 @@ class ModelSpec:
         return -(-self.vocab // VOCAB_PADDING) * VOCAB_PADDING
 
     @property
+    def dense_layers(self) -> int:
+        """Layers with a dense MLP."""
+        return self.layers - (self.experts.layers if self.experts else 0)
+
+    @property
     def params(self) -> int:
-        """The exact parameter count: embeddings (once when tied), norms and biases included."""
-        return self._params(tp=1, vocab=self.vocab)
+        """The exact parameter count: embeddings (once when tied), norms and biases included, scales not."""
+        return sum(p.params for p in self.projections(1)) + self._vectors(1) + self._score_biases + self._tables(1)
+
+    @property
+    def active_params(self) -> int:
+        """Parameters without the experts that a token does not choose; embeddings are counted."""
+        routed = sum(p.params for p in self.projections(1) if p.name in ("experts_up", "experts_down"))
+        return self.params - (routed - routed * self.experts.topk // self.experts.count if self.experts else 0)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of all weights and scales as a checkpoint stores them."""
+        stored = sum(_stored_bytes(p, self.dtype_bytes) for p in self.projections(1))
+        return stored + (self._vectors(1) + self._tables(1)) * self.dtype_bytes + 4 * self._score_biases
 
     def heads_per_rank(self, tp: int) -> int:
         """Query heads on one of `tp` GPUs."""
@@ -62,20 +103,108 @@ class ModelSpec:
         return max(1, self.kv_heads // tp)
 
     def weight_bytes(self, tp: int) -> int:
-        """Bytes of weights on one of `tp` GPUs: projections and (padded) vocabulary sharded, norms replicated."""
-        return self._params(tp, self.padded_vocab) * self.dtype_bytes
+        """Bytes of weights and scales on one of `tp` GPUs as vLLM holds them: projections and (padded) vocabulary
+        sharded, the rest replicated.
+
+        Quantised latent attention also keeps what its keys and values are made with in 16 bit, for decoding; experts
+        in MXFP4 are padded to what their kernels need.
+        """
+        total = 0
+        for projection in self.projections(tp):
+            total += _stored_bytes(_padded(projection), self.dtype_bytes)
+            if projection.name == "kv_b" and projection.storage.bits < 16:
+                total += 2 * projection.params
+        tables = self._tables(tp, self.padded_vocab)
+        return total + (self._vectors(tp) + tables) * self.dtype_bytes + 4 * self._score_biases
 
     def kv_bytes_per_token(self, tp: int) -> int:
-        """KV cache bytes of one token on one of `tp` GPUs: 2 (K and V) x layers x KV heads x head_dim x dtype."""
-        return 2 * self.layers * self.kv_heads_per_rank(tp) * self.head_dim * self.dtype_bytes
+        """KV cache bytes of one token on one of `tp` GPUs, in all layers: 2 (K and V) x layers x KV heads x head_dim x
+        dtype; of latent attention layers x cached elements x dtype, on every GPU. Windows do not make it less."""
+        elements = self.latent.cached if self.latent else 2 * self.kv_heads_per_rank(tp) * self.head_dim
+        return self.layers * elements * DTYPE_BYTES[self.kv_dtype or self.dtype]
 
-    def _params(self, tp: int, vocab: int) -> int:
-        q = self.heads_per_rank(tp) * self.head_dim
-        qkv = q + 2 * self.kv_heads_per_rank(tp) * self.head_dim
-        inner = self.intermediate // tp
-        ups = 2 if self.gated_mlp else 1
-        layer = self.hidden * (qkv + q + (ups + 1) * inner) + 2 * self.hidden
-        layer += qkv * self.qkv_bias + self.hidden * self.o_bias
-        layer += (ups * inner + self.hidden) * self.mlp_bias + 2 * self.head_dim * self.qk_norm
-        embeddings = (1 if self.tied_embeddings else 2) * (vocab // tp) * self.hidden
-        return self.layers * layer + embeddings + self.hidden
+    def projections(self, tp: int) -> tuple[Projection, ...]:
+        """Every matrix of the layers as one of `tp` GPUs holds it, in the order in which a layer multiplies them."""
+        found: list[Projection] = []
+
+        def add(
+            name: str,
+            parts: tuple[int, ...],
+            k: int,
+            layers: int = self.layers,
+            split: Literal["outputs", "inputs", ""] = "",
+            bias: bool = False,
+            kind: str = "",
+            copies: int = 1,
+        ) -> None:
+            for storage, alike in self._storages(kind or name, layers):
+                found.append(Projection(name, parts, k, alike * copies, storage, sum(parts) * bias, split))
+
+        heads = self.heads_per_rank(tp)
+        if latent := self.latent:
+            add("qkv_a", (latent.q_rank, latent.cached) if latent.q_rank else (latent.cached,), self.hidden)
+            add("q_b", (heads * latent.key,), latent.q_rank or self.hidden, split="outputs")
+            add("kv_b", (heads * (latent.nope + latent.value),), latent.kv_rank, split="outputs")
+            add("o_proj", (self.hidden,), heads * latent.value, split="inputs", bias=self.o_bias)
+        else:
+            q, kv = heads * self.head_dim, self.kv_heads_per_rank(tp) * self.head_dim
+            add("qkv", (q, kv, kv), self.hidden, split="outputs", bias=self.qkv_bias)
+            add("o_proj", (self.hidden,), q, split="inputs", bias=self.o_bias)
+        if dense := self.dense_layers:
+            inner, ups = self.intermediate // tp, 2 if self.gated_mlp else 1
+            add("gate_up", (inner,) * ups, self.hidden, dense, "outputs", bias=self.mlp_bias)
+            add("down", (self.hidden,), inner, dense, "inputs", bias=self.mlp_bias)
+        if experts := self.experts:
+            router = Storage("bf16", 8 * (experts.router_bytes or self.dtype_bytes))
+            found.append(
+                Projection(
+                    "router", (experts.count,), self.hidden, experts.layers, router, experts.count * experts.bias
+                )
+            )
+            inner, bias, copies = experts.inter // tp, experts.bias, experts.count
+            add("experts_up", (inner, inner), self.hidden, experts.layers, "outputs", bias, "experts", copies)
+            add("experts_down", (self.hidden,), inner, experts.layers, "inputs", bias, "experts", copies)
+            if shared := experts.shared_inter // tp:
+                add("shared_gate_up", (shared, shared), self.hidden, experts.layers, "outputs")
+                add("shared_down", (self.hidden,), shared, experts.layers, "inputs")
+            if experts.shared_gate:
+                add("shared_gate", (1,), self.hidden, experts.layers)
+        return tuple(found)
+
+    def _storages(self, kind: str, layers: int) -> list[tuple[Storage, int]]:
+        """(how, in how many layers) the projections of a kind are stored, of the `layers` that have it."""
+        found = [(q.storage, q.layers) for q in self.quantized if q.kind == kind]
+        left = layers - sum(count for _, count in found)
+        return found + ([(self.plain, left)] if left else [])
+
+    @property
+    def _score_biases(self) -> int:
+        """Elements of the routers' corrections."""
+        return self.experts.layers * self.experts.count if self.experts and self.experts.score_bias else 0
+
+    def _vectors(self, tp: int) -> int:
+        """Elements of norms and attention sinks on a rank."""
+        q, kv = self.heads_per_rank(tp) * self.head_dim, self.kv_heads_per_rank(tp) * self.head_dim
+        layer = self.norms * self.hidden + {"head": 2 * self.head_dim, "all": q + kv}.get(self.qk_norm, 0)
+        layer += self.latent.q_rank + self.latent.kv_rank if self.latent else 0
+        return self.layers * (layer + self.heads_per_rank(tp) * self.sinks) + self.hidden
+
+    def _tables(self, tp: int, vocab: int = 0) -> int:
+        """Elements of embedding and output weights on a rank."""
+        return (1 if self.tied_embeddings else 2) * ((vocab or self.vocab) // tp) * self.hidden
+
+
+def _stored_bytes(projection: Projection, bias_bytes: int) -> int:
+    stored = sum(projection.storage.size(n, projection.k) for n in projection.parts)
+    return projection.count * (stored + projection.bias * bias_bytes)
+
+
+def _padded(projection: Projection) -> Projection:
+    """The projection as its kernels need it."""
+    if projection.storage.weights != "mxfp4" or not projection.name.startswith("experts"):
+        return projection
+    hidden, inner = MXFP4_MULTIPLES
+    out, into = (inner, hidden) if projection.split == "outputs" else (hidden, inner)
+    parts = tuple(-(-n // out) * out for n in projection.parts)
+    bias = sum(parts) if projection.bias else 0
+    return replace(projection, parts=parts, k=-(-projection.k // into) * into, bias=bias)

@@ -1,4 +1,4 @@
-"""THE list of kernels that one engine step of a dense transformer runs on one GPU, with their FLOPs and bytes.
+"""THE list of kernels that one engine step of a transformer runs on one GPU, with their FLOPs and bytes.
 
 Measuring, fitting and pricing all use this list. It knows shapes and sharding, nothing of GPUs or time.
 All figures are per rank and for the whole step (already times the number of layers).
@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from calibrate.layout import Parallelism
-from calibrate.model import ModelSpec
+from calibrate.model import DTYPE_BYTES, ModelSpec
+from calibrate.parts import Latent, Projection
+
+Rows = Literal["tokens", "samples", "chunk_keys", "decodes"]
+"""The step's tokens; its sampled sequences; new and cached tokens of its prompt chunks; its decoding sequences."""
 
 LOGIT_BYTES = 4  # logits are sampled in fp32
 SAMPLING_PASSES = (
@@ -21,21 +25,82 @@ SAMPLING_PASSES = (
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A kernel whose work is affine in its rows: the step's tokens, or its sampled sequences.
+    """A kernel whose work is affine in its rows.
 
     `kernels` of them run in a step; together they do `flops_per_row x rows` FLOPs and move
     `fixed_bytes + bytes_per_row x rows` bytes: of HBM, for a collective between GPUs (what one rank sends).
-    `shape` is (n, k) of one GEMM y[rows, n] = x[rows, k] W, or (elements a row,).
+    `shape` is (n, k) of one GEMM y[rows, n] = x[rows, k] W, (hidden, inter, experts, topk) of a layer of gated experts
+    (whole model), or (elements a row,). `weights` is the dtype of a GEMM's or of experts' weights, one of
+    `measurements.WEIGHTS` ("fp32" besides); "" where it has none. Of a layer of experts, `fixed_bytes` are those of
+    all experts: how many of them a step reads depends on its tokens (`touched_share`).
     """
 
     name: str
-    family: Literal["gemm", "elementwise", "allreduce", "allgather"]
-    rows: Literal["tokens", "samples"]
+    family: Literal["gemm", "elementwise", "moe", "allreduce", "allgather"]
+    rows: Rows
     kernels: int
     shape: tuple[int, ...]
     flops_per_row: int
     fixed_bytes: int
     bytes_per_row: float
+    weights: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Layers with the same attention, as one rank runs it: `layers` times a kernel.
+
+    "gqa": `heads` query heads over `kv_heads` KV heads of `head_dim` elements. `window` is the number of tokens that a
+    query sees, itself included (0: all); when `chunked` it sees those of its own chunk of `window` tokens instead.
+    "mla": `kv_heads` is 1 and `head_dim` what a token has in the cache; `latent` has the other sizes. A prompt chunk
+    attends with `heads` heads to keys of `latent.key` and values of `latent.value` elements, a decoding token to the
+    cached latents themselves. `kv_dtype` is the cache's ("bf16" for both 16-bit floats, "fp8").
+    """
+
+    kind: Literal["gqa", "mla"]
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    kv_dtype: str
+    chunked: bool = False
+    latent: Latent | None = None
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of one token in the cache of one layer."""
+        return (1 if self.latent else 2) * self.kv_heads * self.head_dim * DTYPE_BYTES[self.kv_dtype]
+
+    def pair_flops(self, decode: bool) -> int:
+        """FLOPs of one query token meeting one key in one layer: QK^T and PV, 2 a multiply-add."""
+        if self.latent is None:
+            return 4 * self.heads * self.head_dim
+        latent = self.latent
+        return 2 * self.heads * (latent.cached + latent.kv_rank if decode else latent.key + latent.value)
+
+    def query_elements(self, decode: bool) -> int:
+        """Elements of a token's queries in and attention outputs out, in one layer."""
+        if self.latent is None:
+            return 2 * self.heads * self.head_dim
+        latent = self.latent
+        return self.heads * (latent.cached + latent.kv_rank if decode else latent.key + latent.value)
+
+    def pairs(self, q: int, context: int) -> float:
+        """Query-key pairs of one chunk: `q` new tokens after `context` cached ones."""
+        size = self.window
+        if not size:
+            return q * context + q * (q + 1) / 2
+        if self.chunked:
+            return _chunked_pairs(context + q, size) - _chunked_pairs(context, size)
+        growing = min(max(size - context, 0), q)
+        return growing * context + growing * (growing + 1) / 2 + (q - growing) * size
+
+    def keys(self, q: int, context: int) -> int:
+        """How many tokens' keys one chunk meets."""
+        if not self.window:
+            return q + context
+        return q + (context % self.window if self.chunked else min(context, self.window - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,97 +111,216 @@ class Work:
     hbm_bytes: float
 
 
+def _chunked_pairs(tokens: int, size: int) -> float:
+    """Query-key pairs of the first `tokens` tokens in chunks of `size`."""
+    whole, rest = divmod(tokens, size)
+    return whole * size * (size + 1) / 2 + rest * (rest + 1) / 2
+
+
+def attention_groups(model: ModelSpec, layout: Parallelism) -> tuple[AttentionGroup, ...]:
+    """The attention of all layers, on one rank: those that see everything first."""
+    tp, latent = layout.tp, model.latent
+    kv_dtype = model.kv_dtype or ("fp32" if model.dtype == "fp32" else "bf16")
+
+    def group(layers: int, window: int = 0, chunked: bool = False) -> AttentionGroup:
+        heads = model.heads_per_rank(tp)
+        if latent:
+            return AttentionGroup("mla", layers, heads, 1, latent.cached, window, kv_dtype, chunked, latent)
+        kv_heads = model.kv_heads_per_rank(tp)
+        return AttentionGroup("gqa", layers, heads, kv_heads, model.head_dim, window, kv_dtype, chunked)
+
+    everything = model.layers - sum(window.layers for window in model.windows)
+    return (*([group(everything)] if everything else []), *(group(w.layers, w.size, w.chunked) for w in model.windows))
+
+
 def step_operators(model: ModelSpec, layout: Parallelism) -> tuple[Operator, ...]:
-    """Everything but attention, in the order it runs in a layer."""
-    tp, size, layers = layout.tp, model.dtype_bytes, model.layers
-    hidden, inner = model.hidden, model.intermediate // tp
-    q = model.heads_per_rank(tp) * model.head_dim
-    kv = model.kv_heads_per_rank(tp) * model.head_dim
-    ups = 2 if model.gated_mlp else 1
+    """Everything but attention, in the order it runs in a layer. Rows are tokens or samples."""
+    tp, layers, hidden = layout.tp, model.layers, model.hidden
     vocab = model.padded_vocab // tp
-
-    def gemm(
-        name: str, n: int, k: int, kernels: int = layers, rows: Literal["tokens", "samples"] = "tokens"
-    ) -> Operator:
-        return Operator(
-            name, "gemm", rows, kernels, (n, k), kernels * 2 * n * k, kernels * n * k * size, kernels * (n + k) * size
-        )
-
-    def move(
-        name: str,
-        elements: int,
-        kernels: int = layers,
-        bytes_each: int = size,
-        rows: Literal["tokens", "samples"] = "tokens",
-    ) -> Operator:
-        return Operator(name, "elementwise", rows, kernels, (elements,), 0, 0, kernels * elements * bytes_each)
-
+    projections = model.projections(tp)
+    gemms = [_gemm(model, p) for p in projections if not p.name.startswith(("kv_b", "experts"))]
     operators = [
-        move("embedding", 2 * hidden, kernels=1),
-        move("norms", 4 * hidden, kernels=2 * layers),  # read and write the activation and the residual
-        gemm("qkv", q + 2 * kv, hidden),
-        move("rope", 2 * (q + kv) * (2 if model.qk_norm else 1)),  # query/key norm is one more read and write
-        gemm("o_proj", hidden, q),
-        gemm("gate_up", ups * inner, hidden),
-        move("activation", (ups + 1) * inner),
-        gemm("down", hidden, inner),
-        move("final_norm", 4 * hidden, kernels=1),
-        gemm("lm_head", vocab, hidden, kernels=1, rows="samples"),
-        move("sampling", SAMPLING_PASSES * model.padded_vocab, kernels=1, bytes_each=2 * LOGIT_BYTES, rows="samples"),
+        _move(model, "embedding", 2 * hidden, 1),
+        _move(model, "norms", 4 * hidden, 2 * layers),  # read and write the activation and the residual
+        *([_move(model, "post_norms", 2 * hidden, (model.norms - 2) * layers)] if model.norms > 2 else []),
+        *_named(gemms, "qkv", "qkv_a", "q_b"),
+        *_on_queries_and_keys(model, tp),
+        *_named(gemms, "o_proj", "gate_up"),
+        *_activations(model, "gate_up", tp),
+        *_named(gemms, "down"),
+        *_experts(model, gemms, tp),
+        _move(model, "final_norm", 4 * hidden, 1),
+        _gemm(model, Projection("lm_head", (vocab,), hidden, 1, model.plain), "samples"),
+        _move(model, "sampling", SAMPLING_PASSES * model.padded_vocab, 1, "samples", bytes_each=2 * LOGIT_BYTES),
     ]
     if tp > 1:
-        ring = 2 * (tp - 1) / tp  # of the buffer: what each rank sends in an all-reduce
-        operators += [
-            Operator(
-                "allreduce", "allreduce", "tokens", 2 * layers, (hidden,), 0, 0, 2 * layers * hidden * size * ring
-            ),
-            Operator("logits_allgather", "allgather", "samples", 1, (vocab,), 0, 0, vocab * size * (tp - 1)),
-        ]
+        operators += _collectives(model, tp)
     return tuple(operators)
+
+
+def attention_operators(model: ModelSpec, layout: Parallelism) -> tuple[Operator, ...]:
+    """What latent attention does beside its projections and its attention kernels; nothing for other models.
+
+    A prompt chunk makes the keys and values of its own tokens, and again those of all its cached ones, from latents:
+    `kv_b` and `mla_keys`, whose rows are "chunk_keys" (one kernel more a layer when there are cached ones). A decoding
+    token's queries are moved into the space of the latents, and its outputs back, with the same weights in 16 bit:
+    `mla_absorb` and `mla_values`, whose rows are "decodes" and which are one small GEMM a head; `shape` is that of
+    all heads together. vLLM's `MLAAttention` of 0.19.
+    """
+    if model.latent is None:
+        return ()
+    latent, heads, layers, size = model.latent, model.heads_per_rank(layout.tp), model.layers, model.dtype_bytes
+
+    def per_head(name: str, n: int, k: int) -> Operator:
+        weights = layers * heads * n * k
+        moved = layers * heads * (n + k) * size
+        return Operator(name, "gemm", "decodes", layers, (heads * n, k), 2 * weights, weights * size, moved, "bf16")
+
+    return (
+        *(_gemm(model, p, "chunk_keys") for p in model.projections(layout.tp) if p.name == "kv_b"),
+        _move(model, "mla_keys", heads * (latent.nope + latent.key) + latent.rope, layers, "chunk_keys"),
+        per_head("mla_absorb", latent.kv_rank, latent.nope),
+        per_head("mla_values", latent.value, latent.kv_rank),
+    )
 
 
 def prefill_attention(model: ModelSpec, layout: Parallelism, q: int, context: int) -> Work:
     """Causal attention of one chunk: `q` new tokens after `context` cached ones.
 
     FLOPs count the unmasked half only: 4 x heads x head_dim x (q context + q (q + 1) / 2) a layer (QK^T and PV,
-    2 FLOPs a multiply-add). Bytes: the KV of every token once, queries in and outputs out.
+    2 FLOPs a multiply-add). Bytes: the cached KV of every token it sees once, queries in and outputs out.
     """
-    pairs = q * context + q * (q + 1) / 2
-    return Work(
-        attention_flops_per_pair(model, layout) * pairs,
-        model.kv_bytes_per_token(layout.tp) * (context + q) + query_bytes_per_token(model, layout) * q,
-    )
+    flops = moved = 0.0
+    for group in attention_groups(model, layout):
+        flops += group.layers * group.pair_flops(decode=False) * group.pairs(q, context)
+        moved += group.layers * group.kv_token_bytes * group.keys(q, context)
+        moved += group.layers * group.query_elements(decode=False) * model.dtype_bytes * q
+    return Work(flops, moved)
 
 
 def decode_attention(model: ModelSpec, layout: Parallelism, decodes: int, kv_tokens: int) -> Work:
-    """Attention of `decodes` sequences that add one token each to `kv_tokens` cached ones (their sum)."""
-    seen = kv_tokens + decodes
-    return Work(
-        attention_flops_per_pair(model, layout) * seen,
-        model.kv_bytes_per_token(layout.tp) * seen + query_bytes_per_token(model, layout) * decodes,
-    )
+    """Attention of `decodes` sequences that add one token each to `kv_tokens` cached ones (their sum). Behind windows
+    as if all were equally long."""
+    flops = moved = 0.0
+    for group in attention_groups(model, layout):
+        seen = kv_tokens + decodes
+        if group.window and decodes:
+            seen = min(seen, decodes * group.keys(1, kv_tokens // decodes))
+        flops += group.layers * group.pair_flops(decode=True) * seen
+        moved += group.layers * group.kv_token_bytes * seen
+        moved += group.layers * group.query_elements(decode=True) * model.dtype_bytes * decodes
+    return Work(flops, moved)
 
 
-def attention_flops_per_pair(model: ModelSpec, layout: Parallelism) -> int:
-    """FLOPs of one query token meeting one cached token, over all layers."""
-    return 4 * model.layers * model.heads_per_rank(layout.tp) * model.head_dim
-
-
-def query_bytes_per_token(model: ModelSpec, layout: Parallelism) -> int:
-    """Bytes of a token's queries in and attention outputs out, over all layers."""
-    return 2 * model.layers * model.heads_per_rank(layout.tp) * model.head_dim * model.dtype_bytes
+def touched_share(experts: int, topk: int, tokens: float) -> float:
+    """The share of a layer's experts that `tokens` tokens need when each draws its own at random."""
+    missed: float = (1.0 - topk / experts) ** tokens
+    return 1.0 - missed
 
 
 def step_work(
     model: ModelSpec, layout: Parallelism, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int
 ) -> Work:
     """FLOPs and HBM bytes of a whole step on one rank (collectives' bytes are not HBM bytes)."""
-    rows = {"tokens": decodes + sum(q for q, _ in chunks), "samples": decodes + len(chunks)}
+    new = sum(q for q, _ in chunks)
+    rows = {
+        "tokens": decodes + new,
+        "samples": decodes + len(chunks),
+        "chunk_keys": new + sum(context for _, context in chunks),
+        "decodes": decodes,
+    }
     flops, moved = 0.0, 0.0
-    for op in step_operators(model, layout):
+    for op in (*step_operators(model, layout), *attention_operators(model, layout)):
         flops += op.flops_per_row * rows[op.rows]
-        if op.family in ("gemm", "elementwise"):
-            moved += op.fixed_bytes + op.bytes_per_row * rows[op.rows]
+        if op.family in ("gemm", "elementwise", "moe") and rows[op.rows]:
+            read = touched_share(op.shape[2], op.shape[3], rows[op.rows]) if op.family == "moe" else 1.0
+            moved += op.fixed_bytes * read + op.bytes_per_row * rows[op.rows]
     parts = [prefill_attention(model, layout, q, context) for q, context in chunks]
     parts += [decode_attention(model, layout, decodes, kv_tokens)] if decodes else []
     return Work(flops + sum(part.flops for part in parts), moved + sum(part.hbm_bytes for part in parts))
+
+
+def _named(operators: Sequence[Operator], *names: str) -> list[Operator]:
+    return [op for name in names for op in operators if op.name == name]
+
+
+def _gemm(model: ModelSpec, projection: Projection, rows: Rows = "tokens") -> Operator:
+    p, n, k = projection, projection.n, projection.k
+    read = p.count * sum(p.storage.size(part, k) for part in p.parts)
+    moved = p.count * (n + k) * model.dtype_bytes
+    return Operator(p.name, "gemm", rows, p.count, (n, k), p.count * 2 * n * k, read, moved, p.storage.weights)
+
+
+def _move(
+    model: ModelSpec, name: str, elements: int, kernels: int, rows: Rows = "tokens", bytes_each: int = 0
+) -> Operator:
+    moved = kernels * elements * (bytes_each or model.dtype_bytes)
+    return Operator(name, "elementwise", rows, kernels, (elements,), 0, 0, moved)
+
+
+def _on_queries_and_keys(model: ModelSpec, tp: int) -> list[Operator]:
+    """Norms and rotary positions of queries and keys, each read and written."""
+    heads, layers = model.heads_per_rank(tp), model.layers
+    if latent := model.latent:
+        # both latents are normalised, and the rotary parts of the queries and of the one key turned
+        return [
+            _move(model, "latent_norms", 2 * (latent.q_rank + latent.kv_rank), layers),
+            _move(model, "rope", 2 * (heads + 1) * latent.rope, layers),
+        ]
+    both = (heads + model.kv_heads_per_rank(tp)) * model.head_dim
+    norm = [_move(model, "qk_norm", 2 * both, layers)] if model.qk_norm else []
+    return [*norm, _move(model, "rope", 2 * both, layers)]
+
+
+def _activations(model: ModelSpec, name: str, tp: int) -> list[Operator]:
+    """What lies between the up projections `name` and the down projection."""
+    found = [p for p in model.projections(tp) if p.name == name]
+    layers = sum(p.count for p in found)
+    return [_move(model, "activation", found[0].n + found[0].parts[0], layers)] if found else []
+
+
+def _experts(model: ModelSpec, gemms: Sequence[Operator], tp: int) -> list[Operator]:
+    """Router, routed and shared experts."""
+    if (experts := model.experts) is None:
+        return []
+    size, hidden, inner = model.dtype_bytes, model.hidden, experts.inter // tp
+    routed = []
+    projections = model.projections(tp)
+    for up, down in zip(
+        (p for p in projections if p.name == "experts_up"),
+        (p for p in projections if p.name == "experts_down"),
+        strict=True,
+    ):
+        layers = up.count // experts.count
+        read = up.count * sum(up.storage.size(n, up.k) for n in up.parts) + down.count * down.storage.size(
+            down.n, down.k
+        )
+        flops = layers * experts.topk * 2 * (up.n * up.k + down.n * down.k)
+        moved = layers * (2 * hidden + experts.topk * 3 * inner) * size
+        shape = (hidden, experts.inter, experts.count, experts.topk)
+        routed.append(Operator("experts", "moe", "tokens", layers, shape, flops, read, moved, up.storage.weights))
+    return [
+        *_named(gemms, "router"),
+        _move(
+            model, "router_topk", 2 * experts.count + 4 * experts.topk, experts.layers
+        ),  # fp32 scores in, choices out
+        *routed,
+        *_named(gemms, "shared_gate_up"),
+        *_activations(model, "shared_gate_up", tp),
+        *_named(gemms, "shared_down", "shared_gate"),
+        *([_move(model, "shared_add", 3 * hidden, experts.layers)] if experts.shared_inter else []),
+    ]
+
+
+def _collectives(model: ModelSpec, tp: int) -> list[Operator]:
+    size, layers, hidden, vocab = model.dtype_bytes, model.layers, model.hidden, model.padded_vocab // tp
+    ring = 2 * (tp - 1) / tp  # of the buffer: what each rank sends in an all-reduce
+
+    def allreduce(name: str, elements: int, kernels: int) -> Operator:
+        moved = kernels * elements * size * ring
+        return Operator(name, "allreduce", "tokens", kernels, (elements,), 0, 0, moved)
+
+    # a norm over all heads needs the two sums of squares of all ranks, in fp32
+    norm = [allreduce("qk_norm_allreduce", 2 * 4 // size, layers)] if model.qk_norm == "all" else []
+    gather = Operator("logits_allgather", "allgather", "samples", 1, (vocab,), 0, 0, vocab * size * (tp - 1))
+    return [*norm, allreduce("allreduce", hidden, 2 * layers), gather]

@@ -18,16 +18,14 @@ SCATTER_POINTS = 3000
 
 def latency_cdfs(result: Result) -> go.Figure:
     """TTFT, TPOT, ITL and E2E: the share of requests (ITL: of token gaps) at or below each value; SLO limits."""
-    requests = result.requests
-    known = {name: requests[name].drop_nulls().to_numpy() for name in ("ttft_s", "tpot_s", "e2e_s")}
-    distributions = {
-        "TTFT": Distribution.of(known["ttft_s"]),
-        "TPOT": Distribution.of(known["tpot_s"]),
-        "ITL": result.itl,
-        "E2E": Distribution.of(known["e2e_s"]),
-    }
-    figure = look.panels([f"<b>{name}</b>" for name in distributions], columns=2, legend=False)
-    for i, (name, distribution) in enumerate(distributions.items()):
+    names = ("TTFT", "TPOT", "ITL", "E2E")
+    figure = look.panels([f"<b>{name}</b>" for name in names], columns=2, legend=False)
+    for i, name in enumerate(names):
+        if name == "ITL":
+            distribution = result.itl
+        else:
+            values = result.column(f"{name.lower()}_s")
+            distribution = Distribution.of(values[~np.isnan(values)])
         _cdf_panel(figure, i, name, distribution, result.slo.get(name.lower()))
     return figure
 
@@ -140,11 +138,10 @@ def batch_over_time(result: Result) -> go.Figure:
 
 def requests_scatter(result: Result) -> go.Figure:
     """Each request: TTFT against prompt tokens, E2E against output tokens; waiting and preemption set apart."""
-    finished = result.requests.filter(result.requests["status"] == "finished")
     names = ("id", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "queue_s", "preemptions")
-    count = len(finished)
+    count = result.finished
     picked = np.unique(np.linspace(0, count - 1, min(count, SCATTER_POINTS)).round().astype(int))
-    columns = {name: finished[name].to_numpy()[picked] for name in names}
+    columns = {name: result.column(name, finished=True)[picked] for name in names}
     note = f" ({len(picked):,} of {count:,} requests)" if len(picked) < count else ""
     figure = look.panels([f"<b>TTFT by prompt length</b>{note}", f"<b>E2E by output length</b>{note}"], columns=2)
     if not count:
@@ -164,7 +161,7 @@ def requests_scatter(result: Result) -> go.Figure:
         for name, (chosen, colour, symbol) in groups.items():
             if chosen.any():
                 figure.add_scatter(
-                    x=_small(x[chosen]), y=_small(y[chosen]), customdata=columns["id"][chosen],
+                    x=_small(x[chosen]), y=_small(y[chosen]), customdata=columns["id"][chosen].astype(int),
                     mode="markers", name=name, legendgroup=name, showlegend=not n, xaxis=f"x{n}", yaxis=f"y{n}",
                     marker={"size": 5, "symbol": symbol, "color": colour, "opacity": 0.6},
                     hovertemplate=f"request %{{customdata}}: %{{x:,}} tokens, %{{y:.4~g}} {unit}<extra>{name}</extra>",

@@ -118,6 +118,7 @@ def _provenance(manifest: Mapping[str, Any]) -> Iterator[str]:
     accuracy = escape(str(cost.get("accuracy", "not yet validated")))
     kind = escape(str(cost.get("kind", "unknown")))
     text = f"<strong>Accuracy: {accuracy}</strong>. Step times are priced by the {kind} cost model."
+    text = " ".join([text, *map(escape, words.outside(cost))])
     yield f'<div class="banner">{text}</div>'
     if workload:
         known = {

@@ -1,12 +1,14 @@
 """From millions of log rows to the few hundred points that a figure shows: time bins, and points of a CDF.
 
-Vectorised over rows; a bin's value is the exact mean over its time, taking what a row of several steps yields as
-spread evenly over the row.
+Vectorised over blocks of rows; a bin's value is the exact mean over its time, taking what a row of several steps yields
+as spread evenly over the row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,7 +17,10 @@ from sim.result import Result
 
 BINS = 240
 CDF_POINTS = 500
-COLUMNS = ("start_s", "end_s", "prefill_tokens", "output_tokens", "running", "kv_blocks", "kv_blocks_end")
+COLUMNS = (
+    "replica", "start_s", "end_s", "prefill_tokens", "output_tokens", "running", "kv_blocks", "kv_blocks_end",
+    "preempted",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,43 +46,46 @@ class Series:
 
 def over_time(result: Result) -> Series:
     """The step log, and the queue, in BINS equal bins from time 0 to the end of the last step."""
-    log, replicas = result.steps, result.deployment.replicas
-    last = log["end_s"].max()
-    edges = np.linspace(0.0, last if isinstance(last, float) and last > 0 else 1.0, BINS + 1)
-    width = edges[1]
+    replicas = result.deployment.replicas
+    last = max(float(block["end_s"].max(initial=0.0)) for block in result.step_blocks())
+    edges = np.linspace(0.0, last if last > 0 else 1.0, BINS + 1)
     sums = {f: np.zeros(BINS) for f in Series.__slots__ if f != "edges_s"}
-    order = np.argsort(log["replica"].to_numpy(), kind="stable")
-    starts = np.searchsorted(log["replica"].to_numpy()[order], np.arange(replicas + 1))
-    columns = {name: log[name].to_numpy() for name in COLUMNS}
-    for replica in range(replicas):
-        rows = {name: column[order[starts[replica] : starts[replica + 1]]] for name, column in columns.items()}
-        if not len(rows["start_s"]):
-            continue
-        start, end = rows["start_s"], rows["end_s"]
-        blocks, blocks_end = rows["kv_blocks"], rows["kv_blocks_end"]
-        with np.errstate(divide="ignore"):
-            per_second = np.where(end > start, 1 / (end - start), 0.0)
-        prefill = (rows["prefill_tokens"] > 0).astype(float)
-        for name, first, final, scale in (
-            ("running", rows["running"], None, 1.0),
-            ("kv_blocks", blocks, blocks_end, 1 / replicas),
-            ("prefill_tokens_per_s", rows["prefill_tokens"] * per_second, None, 1.0),
-            ("output_tokens_per_s", rows["output_tokens"] * per_second, None, 1.0),
-            ("prefill_share", prefill, None, 1 / replicas),
-            ("decode_share", 1 - prefill, None, 1 / replicas),
-        ):
-            sums[name] += integrate(edges, start, end, first, first if final is None else final) * (scale / width)
-        peak = sums["kv_peak_blocks"]
-        np.maximum.at(peak, bins_of(edges, end), blocks_end)
-        # Blocks only grow within a row, so a bin that ends inside a row is fullest there, or at an earlier row's end.
-        row = np.maximum(np.searchsorted(start, edges[1:], side="left") - 1, 0)
-        inside = (start[row] < edges[1:]) & (edges[1:] < end[row])
-        grown = (blocks_end - blocks)[row] * (edges[1:] - start[row]) * per_second[row]
-        np.maximum(peak, np.where(inside, blocks[row] + grown, 0.0), out=peak)
-    sums["waiting"] += integrate_steps(edges, *result.queue) / width
-    hit = np.flatnonzero(log["preempted"].to_numpy())
-    np.add.at(sums["preempted"], bins_of(edges, columns["start_s"][hit]), log["preempted"].to_numpy()[hit])
+    for block in result.step_blocks():
+        columns = {name: block[name] for name in COLUMNS}
+        order = np.argsort(columns["replica"], kind="stable")
+        starts = np.searchsorted(columns["replica"], np.arange(replicas + 1), sorter=order)
+        for begin, end in pairwise(starts):
+            if begin < end:
+                _add(sums, edges, {name: column[order[begin:end]] for name, column in columns.items()}, replicas)
+        hit = np.flatnonzero(columns["preempted"])
+        np.add.at(sums["preempted"], bins_of(edges, columns["start_s"][hit]), columns["preempted"][hit])
+    sums["waiting"] += integrate_steps(edges, *result.queue) / edges[1]
     return Series(edges, **sums)
+
+
+def _add(sums: Mapping[str, Floats], edges: Floats, rows: Mapping[str, Floats], replicas: int) -> None:
+    """Add some rows of one of the replicas, in order of time."""
+    start, end, width = rows["start_s"], rows["end_s"], edges[1]
+    blocks, blocks_end = rows["kv_blocks"], rows["kv_blocks_end"]
+    with np.errstate(divide="ignore"):
+        per_second = np.where(end > start, 1 / (end - start), 0.0)
+    prefill = (rows["prefill_tokens"] > 0).astype(float)
+    for name, first, final, scale in (
+        ("running", rows["running"], None, 1.0),
+        ("kv_blocks", blocks, blocks_end, 1 / replicas),
+        ("prefill_tokens_per_s", rows["prefill_tokens"] * per_second, None, 1.0),
+        ("output_tokens_per_s", rows["output_tokens"] * per_second, None, 1.0),
+        ("prefill_share", prefill, None, 1 / replicas),
+        ("decode_share", 1 - prefill, None, 1 / replicas),
+    ):
+        sums[name] += integrate(edges, start, end, first, first if final is None else final) * (scale / width)
+    peak = sums["kv_peak_blocks"]
+    np.maximum.at(peak, bins_of(edges, end), blocks_end)
+    # Blocks only grow within a row, so a bin that ends inside a row is fullest there, or at an earlier row's end.
+    row = np.maximum(np.searchsorted(start, edges[1:], side="left") - 1, 0)
+    inside = (start[row] < edges[1:]) & (edges[1:] < end[row])
+    grown = (blocks_end - blocks)[row] * (edges[1:] - start[row]) * per_second[row]
+    np.maximum(peak, np.where(inside, blocks[row] + grown, 0.0), out=peak)
 
 
 def integrate(edges: Floats, start: Floats, end: Floats, first: Floats, final: Floats) -> Floats:

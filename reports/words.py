@@ -180,9 +180,22 @@ def notes(result: Result) -> list[str]:
 def pricing(result: Result) -> str:
     """How the steps were priced and how far to trust that."""
     cost = result.manifest.get("cost") or {}
-    kinds = {"datasheet": "a roofline from the GPU's datasheet with stated efficiencies"}
+    kinds = {
+        "datasheet": "a roofline from the GPU's datasheet with stated efficiencies",
+        "profile": f"the kernel profile of {cost.get('gpu')}",
+    }
     kind = str(cost.get("kind", "an unnamed cost model"))
-    return f"Step times: {kinds.get(kind, kind)}. Accuracy: {cost.get('accuracy', 'not yet validated')}."
+    said = f"Step times: {kinds.get(kind, kind)}. Accuracy: {cost.get('accuracy', 'not yet validated')}."
+    return " ".join([said, *outside(cost)])
+
+
+def outside(cost: Mapping[str, Any]) -> list[str]:
+    """Which kernels were priced outside what was measured, and how much of the time of all steps they took."""
+    shares = cost.get("outside") or {}
+    if not shares:
+        return []
+    parts = [f"{name.replace('_', ' ')} {percent(share)}" for name, share in sorted(shares.items())]
+    return [f"Outside what was measured, in shares of the step time: {', '.join(parts)}."]
 
 
 CLASS_COLUMNS = ("finished", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "meet their SLO")

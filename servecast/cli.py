@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from servecast.calibrate_cli import calibrate
 from servecast.errors import ServecastError
 from servecast.trace_cli import trace
 
@@ -108,6 +109,7 @@ def list_(what: str) -> None:
 
 
 main.add_command(trace)
+main.add_command(calibrate)
 
 
 def _make_folder(out: Path) -> None:

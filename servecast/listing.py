@@ -8,23 +8,28 @@ from importlib.resources import files
 from calibrate.engine import preset_names
 from calibrate.hardware import GIB, gpu_ids, load_gpu
 from calibrate.models import load_model, model_names
+from calibrate.profile import profile_names
+from calibrate.serving import unsimulated
 from workloads.mixes import load_mixes
 
 
 def models() -> Iterable[str]:
-    """Name, parameters and longest sequence of every catalogued model."""
+    """Name, parameters and longest sequence of every catalogued model, and why not if it cannot be run in full."""
     for name in model_names():
         model = load_model(name)
-        yield f"{name:<18} {model.params / 1e9:7.2f} B parameters, {model.max_position:>7,} tokens"
+        active = f" ({model.active_params / 1e9:.1f} B active)" if model.experts else ""
+        why = "".join(f"; not simulated yet: {reason.partition(':')[0]}" for reason in unsimulated(model))
+        yield f"{name:<22} {model.params / 1e9:7.2f} B parameters{active}, {model.max_position:,} tokens{why}"
 
 
 def gpus() -> Iterable[str]:
-    """Id, memory and peak rates of every catalogued GPU."""
+    """Id, memory and peak rates of every catalogued GPU, and where the times of its kernels come from."""
+    profiled = profile_names()
     for gpu_id in gpu_ids():
         gpu = load_gpu(gpu_id)
         yield (
             f"{gpu_id:<15} {gpu.memory_bytes / GIB:6.1f} GiB, {gpu.bandwidth_bytes_per_s / 1e12:5.2f} TB/s, "
-            f"{gpu.flops['bf16'] / 1e12:6.0f} TFLOPS dense bf16"
+            f"{gpu.flops['bf16'] / 1e12:6.0f} TFLOPS dense bf16, {'profile' if gpu_id in profiled else 'datasheet'}"
         )
 
 

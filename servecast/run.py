@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from calibrate.coverage import outside_shares
 from servecast.errors import ServecastError
 from servecast.scenario import Scenario
 from servecast.setup import Setup, memory_facts, set_up
@@ -22,7 +23,7 @@ NOT_MODELLED = (
     "the front end: tokenising, detokenising, HTTP and the client's network add to TTFT and are left out",
     "prefix caching: every prompt is computed in full",
     "step-time jitter: steps are deterministic, so measured latency tails are wider",
-    "CUDA graph padding, and the eager fallback above the largest captured batch",
+    "launches by the host above the largest captured CUDA graph, and clocks that drop under load",
     "LoRA, speculative decoding, structured output, multimodal inputs",
 )
 """What a result of this version leaves out, whatever the scenario; an engine adds its own notes."""
@@ -57,6 +58,9 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
         complete = cluster.run()
     else:
         complete = cluster.run(lambda done, now: keep_going(done, source.total, now))
+    facts = manifest(setup)
+    if shares := _outside(setup, cluster):
+        facts["cost"]["outside"] = shares
     memory = setup.memory
     deployment = Deployment(
         gpus=setup.gpus,
@@ -71,7 +75,7 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
         cluster.log,
         deployment,
         setup.scenario.slo.limits(),
-        manifest(setup),
+        facts,
         open_loop=setup.requests.concurrency is None and not setup.requests.follow,
         complete=complete,
         unsent=source.unsent,
@@ -105,6 +109,14 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "notes": list(engine.notes),
         "not_modelled": list(NOT_MODELLED),
     }
+
+
+def _outside(setup: Setup, cluster: Cluster) -> dict[str, float]:
+    """Family -> share of the step time priced outside what was measured; of a datasheet, where all is, nothing."""
+    if setup.cost.provenance["kind"] == "datasheet":
+        return {}
+    steps = cluster.log.steps.table().blocks()
+    return outside_shares(setup.model, setup.layout, setup.engine, setup.prices, setup.cost, steps)
 
 
 def _source(setup: Setup) -> Source:

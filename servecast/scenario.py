@@ -40,11 +40,13 @@ def is_path(model: str) -> bool:
 
 
 class PoolPart(Part):
-    """Equal replicas: `replicas` engines on `tp` GPUs each."""
+    """Equal replicas: `replicas` engines on `tp` GPUs each. `profile` is a file with the GPU's kernel times, or
+    datasheet; unset, the shipped profile of the GPU, or its datasheet where there is none."""
 
     role: Literal["unified", "prefill", "decode"] = "unified"
     gpu: Annotated[str, known(load_gpu)]
     tp: Count = 1
+    profile: str | None = None
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
 
 
@@ -101,9 +103,10 @@ class Scenario(Part):
         """`problem`, which begins with a key path, with the file and line of that key where there are any."""
         return self._file.at(problem) if self._file else problem
 
-    def path_of(self, key: str, value: str) -> Path:
-        """The path that `value`, given under `key`, means: relative to the scenario file, or to here for --set."""
-        return self._file.folder_of(key) / value if self._file else Path(value)
+    def path_of(self, key: str, value: str, *others: str) -> Path:
+        """The path that `value`, given under `key` or an `others` form of it, means: relative to the scenario file, or
+        to here for --set."""
+        return self._file.folder_of(key, *others) / value if self._file else Path(value)
 
 
 def load_scenario(path: str | Path, overrides: Iterable[str] | Mapping[str, object] = ()) -> Scenario:

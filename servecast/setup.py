@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from calibrate.cost import StepCost, datasheet_cost
+from calibrate.cost import CompiledCost, compile_cost
 from calibrate.engine import MODELLED, EngineSpec, resolve_engine
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.layout import Parallelism, check_layout
 from calibrate.memory import MemoryPlan, plan_memory
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
+from calibrate.prices import Prices
+from calibrate.serving import served
 from servecast.errors import ServecastError
 from servecast.keyed import keyed
+from servecast.profiles import DATASHEET, prices_of
 from servecast.requests import Requests, requests_of
 from servecast.scenario import Scenario, is_path
 
@@ -32,7 +36,8 @@ class Setup:
     replicas: int
     engine: EngineSpec
     memory: MemoryPlan
-    cost: StepCost
+    prices: Prices
+    cost: CompiledCost
     requests: Requests
 
     @property
@@ -47,7 +52,10 @@ class Setup:
         plain["engine"] = {"preset": self.engine.preset} | {
             option: getattr(self.engine, option) for option in MODELLED if option in self.engine.sources
         }
-        plain["cluster"] = self.scenario.cluster.model_dump()
+        plain["cluster"] = self.scenario.cluster.model_dump(exclude_none=True)
+        for pool in plain["cluster"]["pools"]:
+            if pool.get("profile", DATASHEET) != DATASHEET:
+                pool["profile"] = str(Path(_profile(self.scenario) or "").resolve())
         plain["seed"] = self.scenario.seed
         workload = plain["workload"]
         lengths = [(workload.get("lengths", {}), "workload.lengths")]
@@ -75,17 +83,20 @@ def set_up(scenario: Scenario) -> Setup:
     if len(scenario.cluster.pools) > 1 or pool.role != "unified":
         problems.append("cluster.pools: only one pool of role unified is modelled yet")
     path = scenario.path_of("model", scenario.model)
-    model = ask(lambda: keyed("model", lambda: load_model(str(path) if is_path(scenario.model) else scenario.model)))
+    named = ask(lambda: keyed("model", lambda: load_model(str(path) if is_path(scenario.model) else scenario.model)))
     gpu = load_gpu(pool.gpu)
     layout = Parallelism(pool.tp)
-    engine = memory = cost = None
-    if model:
-        engine = ask(lambda: resolve_engine(scenario.engine, gpu, model))
-        wrong = check_layout(model, layout, gpu)
+    engine = model = memory = cost = None
+    prices = ask(lambda: keyed("cluster.profile", lambda: prices_of(gpu, _profile(scenario))))
+    if named:
+        engine = ask(lambda: resolve_engine(scenario.engine, gpu, named))
+        model = ask(lambda: keyed("engine", lambda: served(named, engine))) if engine else None
+        wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
-        if engine and not wrong:
+        if model and engine and not wrong:
             memory = ask(lambda: keyed("engine", lambda: plan_memory(model, layout, gpu, engine)))
-            cost = ask(lambda: keyed("model", lambda: datasheet_cost(model, layout, gpu, engine)))
+            if prices:
+                cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
     requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
     if engine and requests and requests.priority is not None and engine.scheduling_policy == "fcfs":
         problems.append(
@@ -97,9 +108,18 @@ def set_up(scenario: Scenario) -> Setup:
     assert model
     assert engine
     assert memory
+    assert prices
     assert cost
     assert requests
-    return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, cost, requests)
+    return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests)
+
+
+def _profile(scenario: Scenario) -> Path | str | None:
+    """The profile that the scenario asks for: a file, "datasheet", or None."""
+    profile = scenario.cluster.pools[0].profile
+    if profile in (None, DATASHEET):
+        return profile
+    return scenario.path_of("cluster.profile", profile, "cluster.pools.0.profile")
 
 
 def memory_facts(plan: MemoryPlan) -> dict[str, Any]:

@@ -53,9 +53,10 @@ class YamlFile:
         place = self.places.get(key, str(self.path))
         return f"--set {problem}" if place == f"--set {key}" and problem[len(key)] != "." else f"{place}: {problem}"
 
-    def folder_of(self, key: str) -> Path:
-        """The folder to which a path given under `key` is relative: the file's, or the current one for `--set`."""
-        return Path() if self.places.get(key, "").startswith("--set") else self.path.parent
+    def folder_of(self, *keys: str) -> Path:
+        """The folder to which a path given under one of `keys` is relative: the file's, or the current one for
+        `--set`."""
+        return Path() if any(self.places.get(key, "").startswith("--set") for key in keys) else self.path.parent
 
 
 def load_yaml(path: Path, overrides: Iterable[str] | Mapping[str, object] = ()) -> YamlFile:

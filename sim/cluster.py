@@ -19,7 +19,7 @@ from sim.state import State
 from sim.steplog import Log
 
 EVENTS_PER_CHECK = 20_000
-"""SimPy events between two questions to `keep_going`."""
+"""SimPy events between two questions to `keep_going`, and between two looks at the length of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class Cluster:
         gc.freeze()  # the workload is there to stay: do not walk it again and again
         try:
             while clock.steps(EVENTS_PER_CHECK):
+                self.log.spill()
                 if not keep_going(len(requests), clock.now):
                     for replica in self.replicas:
                         replica.record_unfinished(clock.now)

@@ -12,7 +12,7 @@ Definitions (those of `vllm bench serve` where it has the metric):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +42,8 @@ class Distribution:
         if weights is None:
             return cls(np.sort(values), np.arange(1.0, len(values) + 1))
         order = np.argsort(values, kind="stable")
-        return cls(values[order], np.cumsum(weights[order]))
+        cumulative = weights[order]
+        return cls(values[order], np.cumsum(cumulative, out=cumulative))
 
     @property
     def count(self) -> int:
@@ -62,13 +63,19 @@ class Distribution:
         out: dict[str, float | None] = {f"{key}_{name}": None for key in ("mean", "median", "std")}
         out |= {f"p{q}_{name}": None for q in PERCENTILES}
         if self.count:
-            weights = np.diff(self.cumulative, prepend=0.0)
+            weights = self.cumulative.copy()
+            weights[1:] -= self.cumulative[:-1]
             mean = float(np.average(self.values, weights=weights))
             out[f"mean_{name}"] = mean * scale
             out[f"std_{name}"] = float(np.sqrt(np.average((self.values - mean) ** 2, weights=weights))) * scale
             out |= {f"p{q}_{name}": self.percentile(q) * scale for q in PERCENTILES}
             out[f"median_{name}"] = out[f"p50_{name}"]
         return out
+
+
+def queue_s(requests: Mapping[str, Floats]) -> Floats:
+    """Wait for the first step, per finished request."""
+    return requests["scheduled_s"] - requests["arrival_s"]
 
 
 def ttft_s(requests: Mapping[str, Floats]) -> Floats:
@@ -88,20 +95,30 @@ def tpot_s(requests: Mapping[str, Floats]) -> Floats:
         return np.where(gaps > 0, (requests["finish_s"] - requests["first_token_s"]) / gaps, np.nan)
 
 
-def itl(steps: Mapping[str, Floats], long_gaps: Floats) -> Distribution:
-    """Time between consecutive tokens, over all requests, from the step log: (rows, gaps that span several steps)."""
-    rows = np.flatnonzero(steps["gaps"] > 0)
+def itl(steps: Sequence[Mapping[str, Floats]], long_gaps: Floats) -> Distribution:
+    """Time between consecutive tokens, over all requests, from the step log (in pieces): rows, and `long_gaps` that
+    span several steps."""
+    total = sum(int(log["steps"][log["gaps"] > 0].sum()) for log in steps)
+    parts = [_gaps(log, total) for log in steps]
+    values = np.concatenate([*(value for value, _ in parts), long_gaps])
+    weights = np.concatenate([*(weight for _, weight in parts), np.ones(len(long_gaps))])
+    del parts  # a long log fills memory here
+    return Distribution.of(values, weights)
+
+
+def _gaps(steps: Mapping[str, Floats], total: int) -> tuple[Floats, Floats]:
+    """(seconds, how many) of the token gaps in some rows of a step log that counts `total` steps with gaps in all."""
+    gaps = steps["gaps"]
+    rows = np.flatnonzero(gaps > 0)
     count = steps["steps"][rows].astype(np.int64)
-    first, total = steps["first_step_s"][rows], steps["end_s"][rows] - steps["start_s"][rows]
+    first, length = steps["first_step_s"][rows], steps["end_s"][rows] - steps["start_s"][rows]
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.where(count > 1, 2 * (total - count * first) / (count * (count - 1)), 0.0)
-    pieces = np.maximum(1, count * MANY_STEPS // count.sum()) if count.sum() > MANY_STEPS else count
+        slope = np.where(count > 1, 2 * (length - count * first) / (count * (count - 1)), 0.0)
+    pieces = np.maximum(1, count * MANY_STEPS // total) if total > MANY_STEPS else count
     row = np.repeat(np.arange(len(rows)), pieces)
     piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     begin, end = piece * count[row] // pieces[row], (piece + 1) * count[row] // pieces[row]
-    values = first[row] + slope[row] * (begin + end - 1) / 2
-    weights = steps["gaps"][rows][row] * (end - begin)
-    return Distribution.of(np.concatenate([values, long_gaps]), np.concatenate([weights, np.ones(len(long_gaps))]))
+    return first[row] + slope[row] * (begin + end - 1) / 2, gaps[rows][row] * (end - begin)
 
 
 def meets(requests: Mapping[str, Floats], slo: Mapping[str, float]) -> npt.NDArray[np.bool_]:
@@ -118,10 +135,12 @@ def in_system(requests: Mapping[str, Floats], until: str) -> tuple[Floats, Float
 
     Where one leaves at the very time when another one arrives, the one that leaves goes first.
     """
-    times = np.concatenate([requests["arrival_s"], requests[until]])
-    change = np.concatenate([np.ones(len(requests["arrival_s"])), -np.ones(len(requests[until]))])
-    order = np.lexsort((change, times))
-    return times[order], np.cumsum(change[order])
+    left = requests[until]
+    times = np.concatenate([left, requests["arrival_s"]])
+    order = np.argsort(times, kind="stable")
+    times, leaves = times[order], order < len(left)
+    del order  # of many millions, too
+    return times, np.cumsum(1.0 - 2.0 * leaves)
 
 
 def time_average(times: Floats, values: Floats, start: float, end: float) -> float:

@@ -157,7 +157,7 @@ class Replica:
             line = None
         elif decodes:
             chunks = []
-            line = None if single else self._cost.decode_line(decodes)
+            line = None if single else self._cost.decode_line(decodes, batch.kv_tokens)
         else:
             self.batch = None
             self.lost_preemptions += len(batch.preempted)
@@ -169,7 +169,7 @@ class Replica:
             self._ends_s = (now + self._cost.step_s(chunks, decodes, batch.kv_tokens),)
             self._interruptible = False
         else:
-            self._ends_s = self._quiet_run(batch, now, *line)
+            self._ends_s = self._quiet_run(batch, now, line)
             self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(state)
         return True
 
@@ -272,13 +272,15 @@ class Replica:
             self._ends_s = self._ends_s[: last + 1]
             self._wake = self._clock.call_at(self._ends_s[-1], self._on_wake)
 
-    def _quiet_run(self, batch: Batch, now: float, base: float, slope: float, floor: float) -> Sequence[float]:
-        """Ends of the steps until something can change: a finish, or a block that is not there."""
-        state = self.state
+    def _quiet_run(self, batch: Batch, now: float, line: tuple[float, float, float, float]) -> Sequence[float]:
+        """Ends of the steps until something can change: a finish, a block that is not there, the line of the cost."""
+        state, (base, slope, floor, upto) = self.state, line
         steps = state.decodes.next_finish - state.step + 1
         if steps > 1:
             steps = 1 + state.decodes.steps_within(state.step + 1, state.kv.free, steps - 1)
         decodes, kv_tokens = batch.decodes, batch.kv_tokens
+        if kv_tokens + (steps - 1) * decodes > upto:
+            steps = int((upto - kv_tokens) / decodes) + 1
         if floor > base + slope * kv_tokens and slope > 0.0:  # one straight line a row: stop where the floor ends
             steps = min(steps, int(((floor - base) / slope - kv_tokens) / decodes) + 1)
         if steps < LONG_RUN:

@@ -6,7 +6,8 @@ It knows what ran only as a few facts (`Deployment`), and nothing of how it is s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,19 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sim import metrics
+from sim import metrics, tables
 from sim.metrics import Distribution, Floats
-from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log
+from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
 
 if TYPE_CHECKING:
     import polars as pl
-
-SMALL = {
-    "replica", "prompt_tokens", "max_tokens", "preemptions", "steps", "prefill_requests", "prefill_tokens", "decodes",
-    "gaps", "running", "waiting", "kv_blocks", "kv_blocks_end", "preempted",
-}  # fmt: skip
-LARGE = {"id", "kv_tokens", "output_tokens", "step", "first_step", "last_step"}
-"""Whole-numbered columns, kept in 32 and 64 bits: a table of a million requests should stay small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +46,10 @@ class Classes:
     index: npt.NDArray[np.int64]
     names: tuple[str, ...]
     slo: Mapping[str, Mapping[str, float]]
+
+    def of(self, requests: Mapping[str, Floats]) -> npt.NDArray[np.int64]:
+        """The index of each request's class."""
+        return self.index[requests["id"].astype(np.int64)]
 
 
 class Result:
@@ -80,22 +78,10 @@ class Result:
         self.open_loop = open_loop
         self.complete = complete
         self._gaps = np.array(log.gaps)
-        rows = log.requests.table()
-        order = np.argsort(rows["id"], kind="stable")
-        self._rows = {name: column[order] for name, column in rows.items()}
         self._steps = log.steps.table()
-        outcome = self._rows["outcome"]
-        self._finished = self._where(np.isin(outcome, FINISHED))
-        self._accepted = self._where(~np.isin(outcome, REJECTED))
-        unfinished = self._accepted["outcome"] == UNFINISHED
-        self._accepted["left_s"] = np.where(unfinished, np.inf, self._accepted["finish_s"])
-        never = np.isnan(self._accepted["scheduled_s"])
-        self._accepted["left_queue_s"] = np.where(never, self._accepted["left_s"], self._accepted["scheduled_s"])
-
-    def _where(self, chosen: npt.NDArray[np.bool_]) -> dict[str, Floats]:
-        if chosen.all():  # as a rule: then no copy is needed
-            return dict(self._rows)
-        return {name: column[chosen] for name, column in self._rows.items()}
+        rows = log.requests.table()
+        self._rows = rows.take(np.argsort(rows["id"], kind="stable"))
+        self._finished = self._rows.where(np.isin(self._rows["outcome"], FINISHED))
 
     @cached_property
     def requests(self) -> pl.DataFrame:
@@ -108,28 +94,12 @@ class Result:
         """
         import polars as pl
 
-        rows = self._rows
-        columns: dict[str, Any] = {"id": rows["id"], "replica": rows["replica"]}
-        outcome = rows["outcome"]
-        finished = np.isin(outcome, FINISHED)  # the others have no last token: no TPOT, no E2E
-        columns["status"] = np.select(
-            [finished, np.isin(outcome, REJECTED), outcome == CANCELLED],
-            ["finished", "rejected", "cancelled"],
-            "unfinished",
-        )
-        columns["reason"] = np.array(OUTCOMES)[rows["outcome"].astype(int)]
-        columns["queue_s"] = rows["scheduled_s"] - rows["arrival_s"]
-        columns["ttft_s"] = metrics.ttft_s(rows)
-        columns["tpot_s"] = np.where(finished, metrics.tpot_s(rows), np.nan)
-        columns["e2e_s"] = np.where(finished, metrics.e2e_s(rows), np.nan)
-        if self.classes is not None:
-            columns["class"] = np.array(self.classes.names)[self.classes.index[rows["id"].astype(np.int64)]]
-        columns |= {name: rows[name] for name in rows if name not in columns and name != "outcome"}
-        frame = pl.DataFrame(columns).with_columns(pl.col(pl.Float64).fill_nan(None))
-        steps = [pl.when(pl.col(c) >= 0).then(pl.col(c)) for c in ("first_step", "last_step")]
-        frame = frame.with_columns(*steps).with_columns(_integers(frame.columns))
-        text = [c for c in ("status", "reason", "class") if c in frame.columns]
-        return frame.with_columns(pl.col(text).cast(pl.Categorical))
+        return pl.concat(self._request_frames(), rechunk=True)
+
+    def _request_frames(self) -> Iterator[pl.DataFrame]:
+        for rows in self._rows.blocks():
+            named = None if self.classes is None else np.array(self.classes.names)[self.classes.of(rows)]
+            yield tables.request_frame(rows, named)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -139,29 +109,58 @@ class Result:
         """
         import polars as pl
 
-        frame = pl.DataFrame(self._steps)
-        block_bytes = self.deployment.block_size * self.deployment.kv_bytes_per_token
-        frame = frame.with_columns(_integers(frame.columns))
-        return frame.with_columns(kv_cache_bytes=pl.col("kv_blocks").cast(pl.Int64) * block_bytes)
+        return pl.concat(self._step_frames(), rechunk=True)
+
+    def _step_frames(self) -> Iterator[pl.DataFrame]:
+        for rows in self._steps.blocks():
+            yield tables.step_frame(rows, self.deployment.block_size * self.deployment.kv_bytes_per_token)
+
+    def column(self, name: str, *, finished: bool = False) -> Floats:
+        """One column of numbers of `requests`, or of the `finished` ones only, without the memory of the whole table.
+
+        float64[n]; NaN where a time, and -1 where a step does not exist.
+        """
+        rows = self._finished if finished else self._rows
+        return tables.DERIVED[name](rows) if name in tables.DERIVED else rows[name]
+
+    def step_blocks(self) -> Iterator[Table]:
+        """The step log in pieces that fit into memory however long it is: float64 columns, in order of time."""
+        return self._steps.blocks()
 
     @cached_property
     def itl(self) -> Distribution:
         """The distribution of the time between consecutive tokens, in seconds, over all requests."""
-        return metrics.itl(self._steps, self._gaps)
+        return metrics.itl(list(self._steps.blocks()), self._gaps)
 
     @cached_property
     def saturation(self) -> metrics.Saturation:
         """Whether work piled up, and how that was judged."""
         if not self.open_loop:
             return metrics.Saturation(None, "not applicable: clients wait for their answers (closed loop)")
-        if not len(self._finished["id"]):
+        if not self.finished:
             return metrics.Saturation(None, "not applicable: no request finished")
-        return metrics.saturation(self._accepted)
+        return metrics.saturation(self._stays())
 
     @property
     def submitted(self) -> int:
         """Requests that arrived."""
-        return len(self._rows["id"])
+        return self._rows.height
+
+    @property
+    def finished(self) -> int:
+        """Requests whose last token is out."""
+        return self._finished.height
+
+    def _stays(self) -> dict[str, Floats]:
+        """When accepted requests arrived, left the queue (`left_queue_s`) and were over (`left_s`, inf: not yet)."""
+        rows = self._rows.where(~np.isin(self._rows["outcome"], REJECTED))
+        left, scheduled = rows["finish_s"], rows["scheduled_s"]
+        left[rows["outcome"] == UNFINISHED] = np.inf
+        return {
+            "arrival_s": rows["arrival_s"],
+            "left_queue_s": np.where(np.isnan(scheduled), left, scheduled),
+            "left_s": left,
+        }
 
     @property
     def queue(self) -> tuple[Floats, Floats]:
@@ -169,21 +168,25 @@ class Result:
 
         A preempted request that waits again is not in it.
         """
-        return metrics.in_system(self._accepted, "left_queue_s")
+        return metrics.in_system(self._stays(), "left_queue_s")
 
-    @property
+    @cached_property
     def duration_s(self) -> float:
         """From time 0 to the last token of a finished request; to the end of the last step if none finished."""
         return float(self._finished["finish_s"].max(initial=0.0) or self._steps["end_s"].max(initial=0.0))
 
     def summary(self) -> dict[str, Any]:
         """Flat figures under the keys of `vllm bench serve --save-result` where it has them; None where undefined."""
-        done, rows, steps, duration = self._finished, self._rows, self._steps, self.duration_s
+        return deepcopy(self._summary)
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:
+        done, outcome, duration = self._finished, self._rows["outcome"], self.duration_s
         per_second = (lambda x: float(x) / duration) if duration > 0 else (lambda x: None)
         good = int(self._good(done).sum()) if self.slo or (self.classes and self.classes.slo) else None
-        count = len(done["id"])
-        over = int((rows["outcome"] != UNFINISHED).sum())
-        reasons = rows["outcome"][np.isin(rows["outcome"], REJECTED)].astype(int)
+        count = self.finished
+        over = int((outcome != UNFINISHED).sum())
+        reasons = outcome[np.isin(outcome, REJECTED)].astype(int)
         prompt, output = float(done["prompt_tokens"].sum()), float(done["output_tokens"].sum())
         tpot = metrics.tpot_s(done)
         out: dict[str, Any] = {
@@ -193,10 +196,10 @@ class Result:
             "duration": duration,
             "submitted": self.submitted,
             "completed": count,
-            "cancelled": int((rows["outcome"] == CANCELLED).sum()),
+            "cancelled": int((outcome == CANCELLED).sum()),
             "rejected": len(reasons),
             "rejected_reasons": {OUTCOMES[i]: int((reasons == i).sum()) for i in np.unique(reasons)},
-            "unfinished": int((rows["outcome"] == UNFINISHED).sum()),
+            "unfinished": int((outcome == UNFINISHED).sum()),
             "unsent": self.unsent,
             "total_input_tokens": int(prompt),
             "total_output_tokens": int(output),
@@ -211,39 +214,39 @@ class Result:
         out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
         out |= self.itl.summary("itl_ms", 1e3)
         out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
-        out |= Distribution.of(done["scheduled_s"] - done["arrival_s"]).summary("queue_ms", 1e3)
+        out |= Distribution.of(metrics.queue_s(done)).summary("queue_ms", 1e3)
         out |= Distribution.of(done["first_token_s"] - done["scheduled_s"]).summary("prefill_latency_ms", 1e3)
         out |= {k.replace("tpot_ms", "decode_latency_per_token_ms"): v for k, v in out.items() if k.endswith("tpot_ms")}
         out |= Distribution.of(done["prompt_tokens"]).summary("input_tokens_per_request")
         out |= Distribution.of(done["output_tokens"]).summary("output_tokens_per_request")
         out["tpot_undefined"] = int(np.isnan(tpot).sum())
-        out |= self._occupancy(steps)
-        out["preemptions"] = int(rows["preemptions"].sum())
+        out |= self._occupancy(self._steps)
+        out["preemptions"] = int(self._rows["preemptions"].sum())
         out["gpus"] = self.deployment.gpus
         out["gpu_seconds"] = self.deployment.gpus * duration
         if self.classes is not None:
             out["classes"] = {name: self._class_summary(name, self.classes) for name in self.classes.names}
         return out
 
-    def _good(self, rows: Mapping[str, Floats]) -> npt.NDArray[np.bool_]:
+    def _good(self, rows: Table) -> npt.NDArray[np.bool_]:
         """Per finished request, whether it meets its SLO: its class's own, or the one for all."""
         if self.classes is None or not self.classes.slo:
             return metrics.meets(rows, self.slo)
-        own = self.classes.index[rows["id"].astype(np.int64)]
+        own = self.classes.of(rows)
         good = np.zeros(len(own), dtype=bool)
         for i, name in enumerate(self.classes.names):
-            mine = own == i
             limits = self.classes.slo.get(name, self.slo)
-            good[mine] = metrics.meets({key: column[mine] for key, column in rows.items()}, limits)
+            good[own == i] = metrics.meets(rows.where(own == i), limits)
         return good
 
     def _class_summary(self, name: str, classes: Classes) -> dict[str, Any]:
         """Counts, latencies and goodput of one request class, under the keys of the whole."""
-        mine = classes.index[self._rows["id"].astype(np.int64)] == classes.names.index(name)
-        over = int((mine & (self._rows["outcome"] != UNFINISHED)).sum())
-        done = self._where(mine & np.isin(self._rows["outcome"], FINISHED))
+        mine = self._rows.where(classes.of(self._rows) == classes.names.index(name))
+        outcome = mine["outcome"]
+        over = int((outcome != UNFINISHED).sum())
+        done = mine.where(np.isin(outcome, FINISHED))
         tpot = metrics.tpot_s(done)
-        out: dict[str, Any] = {"submitted": int(mine.sum()), "completed": len(done["id"])}
+        out: dict[str, Any] = {"submitted": mine.height, "completed": done.height}
         out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
         out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
         out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
@@ -253,13 +256,13 @@ class Result:
         out["slo_attainment"] = good / over if limits and over else None
         return out
 
-    def _occupancy(self, steps: Mapping[str, Floats]) -> dict[str, Any]:
+    def _occupancy(self, steps: Table) -> dict[str, Any]:
         """Queue and requests in the system of all replicas together; batch, KV and memory use of a replica or GPU.
 
         Means are over the time to the end of the last step, and over replicas; peaks are those of one moment.
         """
         d = self.deployment
-        if not len(steps["step"]):
+        if not steps.height:
             names = ("queue_size", "batch_size_current", "kv_cache_memory_used", "gpu_memory_used")
             empty = {f"{stat}_{name}": None for name in names for stat in ("mean", "peak")}
             return empty | {
@@ -271,16 +274,20 @@ class Result:
         span = float(steps["end_s"].max())
         share = (steps["end_s"] - steps["start_s"]) / (span * d.replicas)
         batch = steps["prefill_requests"] + steps["decodes"]
+        mean_batch, peak_batch = float(np.dot(share, batch)), int(batch.max())
+        del batch  # columns of a long log are large
         peak = float(steps["kv_blocks_end"].max())
         mean = float(np.dot(share, (steps["kv_blocks"] + steps["kv_blocks_end"]) / 2))
+        del share
+        most = int(metrics.in_system(self._stays(), "left_s")[1].max())
         block = d.block_size * d.kv_bytes_per_token
         times, queued = self.queue
         return {
             "mean_queue_size": metrics.time_average(times, queued, 0.0, span),
             "peak_queue_size": int(queued.max()),
-            "max_concurrent_requests": int(metrics.in_system(self._accepted, "left_s")[1].max()),
-            "mean_batch_size_current": float(np.dot(share, batch)),
-            "peak_batch_size_current": int(batch.max()),
+            "max_concurrent_requests": most,
+            "mean_batch_size_current": mean_batch,
+            "peak_batch_size_current": peak_batch,
             "kv_peak_fraction": peak / d.kv_blocks,
             "kv_mean_fraction": mean / d.kv_blocks,
             "mean_kv_cache_memory_used": mean * block,
@@ -304,10 +311,10 @@ class Result:
             return written[-1]
 
         try:
-            self.requests.write_parquet(part("requests.parquet"))
-            self.steps.write_parquet(part("steps.parquet"))
-            tables = {"summary.json": self.summary(), "manifest.json": dict(self.manifest)}
-            dumped = {name: json.dumps(table, indent=2, allow_nan=False) + "\n" for name, table in tables.items()}
+            tables.write_parquet(part("requests.parquet"), self._request_frames())
+            tables.write_parquet(part("steps.parquet"), self._step_frames())
+            facts = {"summary.json": self.summary(), "manifest.json": dict(self.manifest)}
+            dumped = {name: json.dumps(table, indent=2, allow_nan=False) + "\n" for name, table in facts.items()}
             for name, text in (dumped | dict(texts)).items():
                 part(name).write_text(text, encoding="utf-8")
             for path in written:
@@ -317,11 +324,3 @@ class Result:
                 path.unlink(missing_ok=True)
             raise
         return folder
-
-
-def _integers(columns: list[str]) -> list[pl.Expr]:
-    """Casts of the whole-numbered ones of `columns`."""
-    import polars as pl
-
-    sizes = [(SMALL, pl.Int32), (LARGE, pl.Int64)]
-    return [pl.col(column).cast(size) for names, size in sizes for column in columns if column in names]

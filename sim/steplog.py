@@ -1,16 +1,22 @@
 """What each replica did, and what became of each request: rows appended while the simulation runs, columns after it.
 
-Rows are flat float64 numbers, since a million requests must fit into memory; integers are exact in them.
+Rows are flat float64 numbers; integers are exact in them. A long log goes to a file without a name, so that memory does
+not grow with it, and columns are loaded when they are asked for.
 """
 
 from __future__ import annotations
 
+import tempfile
+import weakref
 from array import array
+from collections.abc import Iterator, Mapping
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
     from sim.request import Request
@@ -64,27 +70,119 @@ REJECTED = (PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE)
 """Outcomes, by what they mean."""
 
 
+BLOCK = 2**18
+"""Rows that leave memory together, and that are read together where not a whole column is needed."""
+
+Floats = npt.NDArray[np.float64]
+Order = npt.NDArray[np.intp]
+
+
 class Rows:
     """A growing table of float64 rows: `extend(pack(...))` appends one, a number a column.
 
-    Packed bytes, because that is four times faster than an array's `extend` and this is in the hot loop.
+    Packed bytes, because that is four times faster than an array's `extend` and this is in the hot loop. `spill` moves
+    full blocks to a file that vanishes with the table: column after column, so that one can be read without the others.
     """
 
-    __slots__ = ("_data", "columns", "extend", "pack")
+    __slots__ = ("__weakref__", "_data", "_file", "_spilled", "columns", "extend", "pack")
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
+    def __init__(self, columns: tuple[str, ...], data: bytes = b"") -> None:
         self.columns = columns
-        self._data = bytearray()
+        self._data = bytearray(data)
+        self._file: IO[bytes] | None = None
+        self._spilled = 0  # rows in the file
         self.extend = self._data.extend
         self.pack = Struct(f"{len(columns)}d").pack
 
     def __len__(self) -> int:
-        return len(self._data) // (8 * len(self.columns))
+        return self._spilled + len(self._data) // (8 * len(self.columns))
 
-    def table(self) -> dict[str, npt.NDArray[np.float64]]:
-        """The columns by name, as views on the rows' memory: append nothing while they live."""
-        rows = np.frombuffer(self._data, dtype=np.float64).reshape(-1, len(self.columns))
-        return {name: rows[:, i] for i, name in enumerate(self.columns)}
+    def __reduce__(self) -> tuple[type[Rows], tuple[tuple[str, ...], bytes]]:
+        table = self.table()  # a file does not travel
+        return Rows, (self.columns, np.stack([table[name] for name in self.columns], axis=1).tobytes())
+
+    def spill(self) -> None:
+        """Move full blocks out of memory. Raises ServecastError when there is no room for them on the disk."""
+        width = len(self.columns)
+        while len(self._data) >= 8 * BLOCK * width:
+            block = np.frombuffer(self._data, np.float64, BLOCK * width).reshape(BLOCK, width).T.tobytes()
+            try:
+                if self._file is None:
+                    self._file = tempfile.TemporaryFile()  # noqa: SIM115
+                    weakref.finalize(self, self._file.close)
+                self._file.write(block)
+                self._file.flush()
+            except OSError as error:
+                raise ServecastError(
+                    f"cannot write the log of a long run to a temporary file in {tempfile.tempdir}: "
+                    f"{error.strerror or error}; let TMPDIR name a folder on a larger disk"
+                ) from None
+            del self._data[: len(block)]
+            self._spilled += BLOCK
+
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> Floats:
+        """Rows from `start` to before `stop` (default: to the end) of a column, as an array of their own."""
+        width, i, spilled = len(self.columns), self.columns.index(name), self._spilled
+        stop = len(self) if stop is None else min(stop, len(self))
+        out = np.empty(max(stop - start, 0))
+        for first in range(start // BLOCK * BLOCK, min(stop, spilled), BLOCK):
+            a, b = max(start, first), min(stop, first + BLOCK)
+            where = 8 * (first * width + i * BLOCK + a - first)
+            out[a - start : b - start] = np.memmap(self._file, np.float64, "r", where, b - a)  # type: ignore[call-overload]
+        if stop > spilled:
+            a = max(start, spilled)
+            out[a - start :] = np.frombuffer(self._data).reshape(-1, width)[a - spilled : stop - spilled, i]
+        return out
+
+    def table(self) -> Table:
+        """All rows."""
+        return Table(self, 0, len(self))
+
+
+class Table(Mapping[str, Floats]):
+    """The columns of some rows by name, each loaded anew whenever it is asked for: hold none longer than it is needed.
+
+    Rows `start` to before `stop`; with `order` those of them, counted from `start`, in that order.
+    """
+
+    __slots__ = ("_order", "_rows", "_start", "_stop")
+
+    def __init__(self, rows: Rows, start: int, stop: int, order: Order | None = None) -> None:
+        self._rows, self._start, self._stop, self._order = rows, start, stop, order
+
+    def __getitem__(self, name: str) -> Floats:
+        column = self._rows.column(name, self._start, self._stop)
+        return column if self._order is None else column[self._order]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows.columns)
+
+    def __len__(self) -> int:
+        return len(self._rows.columns)
+
+    @property
+    def height(self) -> int:
+        """How many rows."""
+        return self._stop - self._start if self._order is None else len(self._order)
+
+    def take(self, order: Order) -> Table:
+        """The rows at these positions, in that order."""
+        return Table(self._rows, self._start, self._stop, order if self._order is None else self._order[order])
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Table:
+        """The rows that are `chosen` (bool[height])."""
+        return self if chosen.all() else self.take(np.flatnonzero(chosen))
+
+    def blocks(self) -> Iterator[Table]:
+        """The rows in pieces of BLOCK, at least one piece; loading a column of one reads little more than its rows."""
+        for first in range(0, max(self.height, 1), BLOCK):
+            last = min(first + BLOCK, self.height)
+            if self._order is None:
+                yield Table(self._rows, self._start + first, self._start + last)
+            else:
+                order = self._order[first:last]
+                low, high = (int(order.min()), int(order.max())) if len(order) else (0, -1)
+                yield Table(self._rows, self._start + low, self._start + high + 1, order - low)
 
 
 class Log:
@@ -97,6 +195,11 @@ class Log:
         self.requests = Rows(REQUEST_COLUMNS)
         self.gaps = array("d")
         """Seconds between two tokens of one request with a preemption or a skipped step between them."""
+
+    def spill(self) -> None:
+        """Move what fills blocks out of memory."""
+        self.steps.spill()
+        self.requests.spill()
 
     def record(self, replica: int, request: Request, tokens: int) -> None:
         """What became of a request, whose client received `tokens` (or asked for them, if it was rejected)."""

@@ -37,6 +37,13 @@ def imports(file: Path) -> set[str]:
     return found
 
 
+def top_level_imports(file: Path) -> set[str]:
+    """Those that run when the file is imported."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    plain = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {str(node.module) for node in body if isinstance(node, ast.ImportFrom)}
+
+
 def importers(library: str) -> set[Path]:
     """Files, relative to the checkout, that import a library."""
     return {
@@ -69,8 +76,12 @@ def test_figures_stay_in_reports() -> None:
     assert {file.parts[0] for file in importers("plotly")} == {"reports"}
 
 
-def test_torch_is_not_needed() -> None:
-    assert importers("torch") == set()
+def test_torch_is_for_measuring_only() -> None:
+    users = importers("torch")
+    assert users
+    assert {file.parent for file in users} == {Path("calibrate", "measure")}
+    at_import = {name for file in users for name in top_level_imports(ROOT / file)}
+    assert not {name for name in at_import if name.partition(".")[0] == "torch"}
 
 
 def test_scenarios_hold_no_code() -> None:

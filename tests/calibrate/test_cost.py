@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.cost import DatasheetCost, datasheet_cost
+from calibrate.cost import CompiledCost, compile_cost, graph_sizes
+from calibrate.datasheet import Datasheet
 from calibrate.operators import prefill_attention, step_operators, step_work
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import cost, parts
@@ -29,7 +30,7 @@ guard = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 @cache
-def priced(model: str, gpu: str, tp: int, preset: str) -> DatasheetCost:
+def priced(model: str, gpu: str, tp: int, preset: str) -> CompiledCost:
     return cost(model, gpu, tp=tp, preset=preset)
 
 
@@ -65,7 +66,8 @@ def test_more_work_never_costs_less(
 @given(case, st.integers(1, 256), st.integers(0, 10_000_000))
 def test_pure_decode_is_the_line_bit_for_bit(c: tuple[str, str, int, str], decodes: int, kv: int) -> None:
     model = priced(*c)
-    a, b, floor = model.decode_line(decodes)
+    a, b, floor, upto = model.decode_line(decodes, kv)
+    assert upto >= kv
     assert model.step_s((), decodes, kv) == max(floor, a + b * kv)
     assert type(a) is type(b) is type(floor) is float
 
@@ -73,7 +75,7 @@ def test_pure_decode_is_the_line_bit_for_bit(c: tuple[str, str, int, str], decod
 def test_lookups_are_plain_floats_up_to_the_engine_s_limits() -> None:
     model = cost(max_num_seqs=8, max_num_batched_tokens=64)
     assert len(model.tokens_s) == 65
-    assert len(model.samples_s) == len(model.decode_s) == len(model.floor_s) == 9
+    assert len(model.samples_s) == len(model.decode) == len(model.floor_s) == 9
     assert type(model.tokens_s[3]) is float
     assert model.step_s((), 0, 0) == 0.0
 
@@ -118,9 +120,9 @@ def test_weights_read_are_the_model_s() -> None:
 def test_synchronous_engines_add_the_host_and_asynchronous_ones_overlap_it() -> None:
     sync, overlapped = cost(preset="vllm-0.10"), cost(preset="vllm-0.15")
     assert sync.step_s((), 64, 1000) > overlapped.step_s((), 64, 1000)
-    assert sync.decode_line(8)[2] == 0.0
+    assert sync.decode_line(8, 0)[2] == 0.0
     tiny = cost("qwen2.5-0.5b")
-    assert tiny.step_s((), 1, 10) == tiny.decode_line(1)[2], "a small model on a fast GPU waits for the host"
+    assert tiny.step_s((), 1, 10) == tiny.decode_line(1, 10)[2], "a small model on a fast GPU waits for the host"
 
 
 def test_sampling_scales_with_sequences_not_tokens() -> None:
@@ -131,9 +133,9 @@ def test_sampling_scales_with_sequences_not_tokens() -> None:
 
 
 def test_measured_single_request_decode() -> None:
-    # vLLM blog 2026-04-22, one request, ms + ms a token; the H100 row also set the bubble
+    # vLLM blog 2026-04-22, one request, ms + ms a token; they also set the bubble
     for gpu, at_zero, slope in (("h100-sxm", 6.44, 4.37e-5), ("b200-sxm", 3.93, 1.80e-5)):
-        a, b, _ = cost(gpu=gpu).decode_line(1)
+        a, b, _, _ = cost(gpu=gpu).decode_line(1, 1000)
         assert a * 1e3 == pytest.approx(at_zero, rel=0.1)
         assert b * 1e3 == pytest.approx(slope, rel=0.1)
 
@@ -150,4 +152,18 @@ def test_provenance_and_refusal() -> None:
     assert provenance["accuracy"] == "not yet validated"
     spec, layout, gpu, engine = parts("llama-3.1-8b", "h100-sxm")
     with pytest.raises(ServecastError, match="fp32 weights are not priced"):
-        datasheet_cost(dataclasses.replace(spec, dtype="fp32"), layout, gpu, engine)
+        compile_cost(dataclasses.replace(spec, dtype="fp32"), layout, engine, Datasheet(gpu))
+
+
+def test_batches_are_padded_to_the_captured_graphs() -> None:
+    model = cost()
+    assert model.tokens_s[130] == model.tokens_s[136] < model.tokens_s[137] == model.tokens_s[144]
+    assert model.tokens_s[513] < model.tokens_s[514], "beyond the largest graph nothing is padded"
+    for preset, gpu, seqs, sizes in (
+        ("vllm-0.10", "h100-sxm", 256, (1, 2, 4, *range(8, 513, 8))),
+        ("vllm-0.19", "h100-sxm", 256, (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))),
+        ("vllm-0.19", "h100-sxm", 20, (1, 2, 4, 8, 16, 24, 32, 40)),
+        ("vllm-0.32", "b200-sxm", 1024, (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))),
+    ):
+        engine = parts("llama-3.1-8b", gpu, preset=preset, max_num_seqs=seqs)[3]
+        assert graph_sizes(engine) == list(sizes)

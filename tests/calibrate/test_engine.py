@@ -64,7 +64,7 @@ def test_unlisted_versions_resolve_downwards() -> None:
 
 def test_unmodelled_and_unknown_options() -> None:
     for option, value in {
-        "enable_prefix_caching": True, "kv_cache_dtype": "fp8", "quantization": "fp8", "speculative_config": {},
+        "enable_prefix_caching": True, "speculative_config": {},
         "enable_lora": True, "swap_space": 8, "cpu_offload_gb": 10,
         "watermark": 0.05, "max_num_partial_prefills": 2, "enforce_eager": True, "pipeline_parallel_size": 2,
         "long_prefill_token_threshold_adaptive": True,
@@ -79,6 +79,17 @@ def test_unmodelled_and_unknown_options() -> None:
     assert "cluster.tp" in refusal(tensor_parallel_size=2)
     assert "just preempted: not modelled" in refusal(preset="vllm-0.10", scheduling_policy="priority")
     assert "'lifo'; expected fcfs or priority" in refusal(scheduling_policy="lifo")
+
+
+def test_dtypes_and_quantization_are_words() -> None:
+    assert "engine.dtype is 'bf16'; expected auto or bfloat16 or" in refusal(dtype="bf16")
+    assert "engine.quantization is 'gguf'; expected fp8 or awq" in refusal(quantization="gguf")
+    assert "engine.kv_cache_dtype is 'int8'; expected auto or bfloat16 or fp8" in refusal(kv_cache_dtype="int8")
+    old = refusal(preset="vllm-0.10", kv_cache_dtype="bfloat16")
+    assert "expected auto or fp8" in old
+    engine = parts(MODEL, "h100-sxm", preset="vllm-0.10", dtype="bfloat16", kv_cache_dtype="fp8")[3]
+    assert (engine.dtype, engine.kv_cache_dtype, engine.quantization) == ("bfloat16", "fp8", None)
+    assert engine.sources["kv_cache_dtype"] == "user"
 
 
 def test_values_are_checked_all_at_once() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.cost import datasheet_cost
+from calibrate.cost import compile_cost
+from calibrate.datasheet import Datasheet
 from calibrate.memory import plan_memory
 from sim.cluster import Cluster, Pool
 from sim.result import Deployment, Result
@@ -47,7 +48,7 @@ def run(
     scheduler = VllmV1(
         engine.max_num_batched_tokens, engine.max_num_seqs, scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl
     )
-    cost = datasheet_cost(model, layout, gpu, engine)
+    cost = compile_cost(model, layout, engine, Datasheet(gpu))
     pool = Pool(replicas, scheduler, cost, blocks, engine.block_size, engine.max_model_len, engine.async_scheduling)
     cluster = Cluster(source, pool, "round-robin")
     complete = cluster.run(keep_going)

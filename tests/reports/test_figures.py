@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +20,7 @@ Runs = Callable[[str], Result]
 @pytest.mark.parametrize("figure", figures.FIGURES)
 def test_every_figure_of_every_run(runs: Runs, name: str, figure: str) -> None:
     made = figures.FIGURES[figure][0](runs(name))
-    assert "NaN" not in made.to_json()
+    assert "NaN" not in re.sub('"bdata":"[^"]*"', "", made.to_json())  # base64 may spell it by chance
     assert made.layout.annotations[0].text
     for trace in made.data:
         for values in (trace.x, trace.y):

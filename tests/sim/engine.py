@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -25,9 +26,13 @@ class LinearCost:
     attention: float = 0.0001
     floor: float = 0.0
     straight: bool = True
+    knee: float = 0.0  # KV tokens at which one line ends and an equal one begins
 
-    def decode_line(self, decodes):
-        return (self.base + self.decode * decodes, self.kv, self.floor) if self.straight else None
+    def decode_line(self, decodes, kv_tokens):
+        if not self.straight:
+            return None
+        upto = inf if kv_tokens > self.knee else self.knee
+        return self.base + self.decode * decodes, self.kv, self.floor, upto
 
     def step_s(self, chunks, decodes, kv_tokens):
         a = self.base + self.decode * decodes

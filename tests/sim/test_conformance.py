@@ -28,7 +28,7 @@ RUNS = [
 class RecordedTimes:
     """The seam at the step cost: steps begin when the recording says, so what they cost does not matter."""
 
-    def decode_line(self, decodes):
+    def decode_line(self, decodes, kv_tokens):
         return None
 
     def step_s(self, chunks, decodes, kv_tokens):

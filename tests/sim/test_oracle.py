@@ -153,6 +153,7 @@ def scenarios(draw):
         kv=draw(st.sampled_from([0.0, 0.001, 0.0625])),
         floor=draw(st.sampled_from([0.0, 0.0, 1.0, 1.3])),
         straight=draw(st.booleans()),
+        knee=draw(st.sampled_from([0.0, 30.0, 75.5])),
     )
     priority = [draw(st.integers(0, 3)) for _ in requests] if policy.by_priority else None
     return policy, cost, num_blocks, block_size, draw(st.booleans()), requests, priority
