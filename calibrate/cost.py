@@ -176,6 +176,32 @@ def operator_s(op: Operator, rows: Floats, layout: Parallelism, prices: Prices) 
     return prices.collective_s(op.family, buffer_bytes(op, rows, layout), layout.tp)
 
 
+def kernels_s(
+    model: ModelSpec,
+    layout: Parallelism,
+    prices: Prices,
+    chunks: Sequence[tuple[int, int]],
+    decodes: int,
+    kv_tokens: int,
+) -> float:
+    """Seconds of the kernels of one step, without host, padding or gaps: to compare with measured steps."""
+    import numpy as np
+
+    from calibrate.kernels.heads import HeadShape
+
+    rows = {"tokens": decodes + sum(q for q, _ in chunks), "samples": decodes + len(chunks)}
+    total = 0.0
+    for op in step_operators(model, layout):
+        total += op.kernels * float(operator_s(op, np.array([float(rows[op.rows])]), layout, prices)[0])
+    for g in attention_groups(model, layout):
+        shape = HeadShape(g.kv_dtype, g.heads, g.kv_heads, g.head_dim, g.window)
+        if chunks:
+            total += g.layers * prices.prefill(shape, max(q for q, _ in chunks), len(chunks)).together(chunks)
+        if decodes:
+            total += g.layers * prices.decode(shape, decodes).seconds(decodes, kv_tokens)
+    return total
+
+
 def buffer_bytes(op: Operator, rows: Floats, layout: Parallelism) -> Floats:
     """Bytes of a collective's whole buffer, as `measurements.py` counts them: what is reduced, or what was gathered."""
     from calibrate.kernels.gemm import ACTIVATION_BYTES

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from calibrate.cost import kernels_s
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.kernels import collective, decode, elementwise, gemm, moe_fit, prefill
 from calibrate.kernels.roofline import Roofline, from_gpu
+from calibrate.kernels.tally import Tally
+from calibrate.layout import Parallelism
 from calibrate.measurements import Measurements, measured_rates
+from calibrate.models import load_model, model_names
 from calibrate.profile import Profile, Residual, Source
 from servecast.errors import ServecastError, one_of
 
@@ -61,7 +65,24 @@ def fit_profile(
             sources.append(Source(tuple(mine), asdict(one.device) | {"notes": list(one.device.notes)}))
     if not families:
         raise ServecastError(f"the measurements hold no family that is fitted; fitted are {one_of(FITS)}")
-    return Profile(gpu, families, tuple(sources), tuple(residuals))
+    profile = Profile(gpu, families, tuple(sources), tuple(residuals))
+    for one in measured:
+        if "step" in one.tables and (off := _steps_off(one.tables["step"], profile)):
+            done("step", off)
+            return replace(profile, residuals=(*residuals, *off))
+    return profile
+
+
+def _steps_off(table: pl.DataFrame, profile: Profile) -> list[Residual]:
+    """Sums of kernels against whole steps of catalogued models, which nothing is fitted to."""
+    off = Tally()
+    for row in table.filter(table["model"].is_in(model_names())).iter_rows(named=True):
+        chunks = [(row["q"], row["context"])] * row["sequences"]
+        model, layout = load_model(row["model"]), Parallelism(row["tp"])
+        ours = kernels_s(model, layout, profile, chunks, row["decodes"], row["kv_tokens"])
+        kind = "mixed" if chunks and row["decodes"] else "prefill" if chunks else "decode"
+        off.add("whole steps", kind, [ours], [row["seconds"]])
+    return [Residual("step", kind, what, median, p90, points) for what, kind, median, p90, points in off.found()]
 
 
 def _roofline(gpu: Gpu, measured: Sequence[Measurements]) -> Roofline:

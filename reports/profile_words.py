@@ -21,6 +21,7 @@ NAMES = {
     "moe": "experts (MoE)",
     "elementwise": "elementwise",
     "collective": "collectives",
+    "step": "sums for steps",
 }
 """Family -> what people call it, in the order in which it is shown."""
 
@@ -39,6 +40,7 @@ HELD_OUT = {
     "most tokens": (EDGE, "most tokens"),
     "most rows": (EDGE, "most rows"),
     "largest": (EDGE, "largest buffers"),
+    "whole steps": (POINTS, "whole steps, none of which was fitted to"),
 }
 """What was held out of the fit -> (the column of the summary that it belongs to, what it is called)."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from calibrate.cost import compile_cost
+from calibrate.cost import compile_cost, kernels_s
 from calibrate.coverage import outside_shares
 from calibrate.datasheet import Datasheet
 from calibrate.fit import fit_profile
@@ -94,6 +94,25 @@ def test_time_outside_what_was_measured_is_counted() -> None:
     assert sum(shares.values()) < 1.0
     first = {name: values[:1] for name, values in columns.items()}
     assert outside_shares(model, layout, engine, profile(), cost, [first]).get("gemm", 0.0) < 0.1  # the lm_head alone
+
+
+def test_sums_of_kernels_are_compared_with_whole_steps() -> None:
+    model, layout, _, _ = parts("llama-3.1-8b", "h100-sxm")
+    batches = [(0, 0, 0, 8, 8000), (2, 512, 1024, 0, 0), (1, 256, 0, 4, 4000)]
+    steps = []
+    for n, q, context, decodes, kv in batches:
+        seconds = kernels_s(model, layout, profile(), [(q, context)] * n, decodes, kv)
+        steps.append(("llama-3.1-8b", 1, n, q, context, decodes, kv, 1.25 * seconds))
+    steps.append(("nobody-knows-it", 1, 0, 0, 0, 1, 100, 1.0))
+    gemm = [("bf16", m, 4096, 4096, 1e-5 * m) for m in (1, 16, 256)]
+    tables = {"gemm": table("gemm", gemm), "step": table("step", steps)}
+    found = fit_profile([Measurements(DEVICE, tables)])
+    off = {r.kind: r for r in found.residuals if r.family == "step"}
+    assert {kind: r.points for kind, r in off.items()} == {"all": 3, "decode": 1, "prefill": 1, "mixed": 1}
+    mine = kernels_s(model, layout, found, [], 8, 8000)
+    assert off["decode"].median == pytest.approx(abs(mine / steps[0][-1] - 1))
+    cost = compile_cost(model, layout, parts("llama-3.1-8b", "h100-sxm")[3], profile())
+    assert kernels_s(model, layout, profile(), [], 8, 8000) == pytest.approx(cost.step_s((), 8, 8000) - cost.after_s[8])
 
 
 def test_a_profile_of_one_model_refuses_other_shapes(tmp_path: Path) -> None:
