@@ -26,7 +26,7 @@ from reports.profile_points import (
     peak_of,
     ring_bytes,
 )
-from reports.profile_words import size_text
+from reports.words import size_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,7 +23,7 @@ from calibrate.model import KINDS
 from calibrate.models import load_model, model_names
 from calibrate.operators import Operator, attention_groups, step_operators
 from calibrate.profile import SKEW, Profile
-from reports.profile_words import size_text
+from reports.words import size_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reports.words import NONE, quantity
+from reports.words import NONE, quantity, size_text
 
 if TYPE_CHECKING:
     from calibrate.profile import Profile, Residual
@@ -142,12 +142,6 @@ def rate(per_s: float, bound: str) -> str:
     if bound == "flops":
         return f"{quantity(per_s / 1e12)} TFLOP/s"
     return f"{quantity(per_s / 1e12)} TB/s" if per_s >= 1e12 else f"{quantity(per_s / 1e9)} GB/s"
-
-
-def size_text(size: float) -> str:
-    """Bytes: `512 B`, `16 KiB`, `1 GiB`."""
-    power = min(int(math.log2(max(size, 1))) // 10, 3)
-    return f"{size / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 def duration(seconds: float) -> str:

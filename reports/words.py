@@ -76,6 +76,12 @@ def requests(count: int) -> str:
     return f"{count:,} request{'' if count == 1 else 's'}"
 
 
+def size_text(size: float) -> str:
+    """Bytes: `512 B`, `16 KiB`, `1 GiB`."""
+    power = min(int(math.log2(max(size, 1))) // 10, 3)
+    return f"{size / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+
+
 def percent(fraction: float | None) -> str:
     """0.123 -> `12.3 %`."""
     return NONE if fraction is None else f"{100 * fraction:.1f} %"
