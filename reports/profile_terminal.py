@@ -123,7 +123,11 @@ def _best(reached: Sequence[Achieved]) -> Table:
     for family, of, flops, moved in best(reached):
         cells = []
         for side, unit in ((flops, 1e12), (moved, 1e9)):
-            cells += [f"{side.best / unit:,.0f}", f"{100 * side.best / side.limit:.0f} %"] if side else [NONE, ""]
+            cells += (
+                [f"{side.best / unit:,.{0 if side.best >= unit else 2}f}", f"{100 * side.best / side.limit:.0f} %"]
+                if side
+                else [NONE, ""]
+            )
         table.add_row(words.family_name(family), of, *cells)
     return table
 

@@ -21,7 +21,6 @@ NAMES = {
     "moe": "experts (MoE)",
     "elementwise": "elementwise",
     "collective": "collectives",
-    "step": "sums for steps",
 }
 """Family -> what people call it, in the order in which it is shown."""
 
@@ -52,7 +51,7 @@ ERRORS = (
 
 def family_name(family: str) -> str:
     """What people call a family."""
-    return NAMES.get(family, family)
+    return {"step": "sums for steps"}.get(family) or NAMES.get(family, family)
 
 
 def origin(profile: Profile) -> str:
