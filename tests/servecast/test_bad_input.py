@@ -299,7 +299,11 @@ def paths(data: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     return [p for key, child in data.items() for p in ((*prefix, key), *paths(child, (*prefix, key)))]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_no_mangled_scenario_gets_past_or_crashes(tmp_path: Path, data: st.DataObject) -> None:
     scenario = yaml.safe_load(TEXT)
