@@ -120,8 +120,8 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
 
     if model.dtype == "fp32":
         raise ServecastError(
-            f"{model.name}: fp32 weights are not priced (GPUs' dense fp32 rates are not in the catalogue). vLLM serves "
-            "such a checkpoint in 16 bit by default: write torch_dtype bfloat16 or float16 in its config.json"
+            f"{model.name}: fp32 is not priced (GPUs' dense fp32 rates are not in the catalogue); leave engine.dtype "
+            "out, and it is served in 16 bit, or set it to bfloat16 or float16"
         )
     padded = padded_tokens(engine, np.arange(engine.max_num_batched_tokens + 1))
     rows = {"tokens": padded.astype(np.float64), "samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64)}

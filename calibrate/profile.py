@@ -112,8 +112,8 @@ class Profile:
         return seconds
 
     def moe_s(self, weights: str, rows: Floats, hidden: int, inter: int, experts: int, topk: int, tp: int) -> Floats:
-        """See `Prices`."""
-        if "moe" not in self.families:
+        """See `Prices`. Experts of a dtype that was not measured are priced from the datasheet."""
+        if not self._has_experts(weights):
             return self._datasheet.moe_s(weights, rows, hidden, inter, experts, topk, tp)
         seconds: Floats = self.families["moe"].seconds(weights, rows, hidden, inter, experts, topk, tp, 1, SKEW)
         return seconds
@@ -153,7 +153,7 @@ class Profile:
 
     def inside(self, family: str, *point: object) -> NDArray[np.bool_]:
         """See `Prices`."""
-        if family not in self.families:
+        if family not in self.families or (family == "moe" and not self._has_experts(str(point[0]))):
             return self._datasheet.inside(family, *point)
         if family == "collective":
             op, size, gpus = point
@@ -178,6 +178,9 @@ class Profile:
             "families": {name: model.to_json() for name, model in self.families.items()},
         } | ({} if self.only is None else {"only": [list(shape) for shape in self.only]})
         return _lines(data) + "\n"
+
+    def _has_experts(self, weights: str) -> bool:
+        return "moe" in self.families and bool(self.families["moe"].has(weights))
 
     def _medians(self) -> str:
         """For every family the median error of points inside its grid; of kinds, the worst."""

@@ -147,6 +147,10 @@ class MoeModel:
         variants = field(data, "variants", where, many(lambda value, at: _read_variant(value, at, len(knots), usual)))
         return cls(Roofline(flops, field(data, "bandwidth", where, positive)), knots, ungated, variants)
 
+    def has(self, weights: str) -> bool:
+        """Whether experts of this dtype were measured."""
+        return any(variant.weights == weights for variant in self.variants)
+
     def _of(self, weights: str) -> list[Variant]:
         found = [variant for variant in self.variants if variant.weights == weights]
         if not found:

@@ -124,7 +124,7 @@ class VllmV1:
                 victim = max(order, key=rank) if state.by_priority else order[-1]
                 at = order.index(victim)
                 del order[at]
-                given_back = planned.pop(victim.ticket, 0)
+                given_back = planned.pop(victim.ticket, 0)  # what this very plan had given it
                 budget += given_back
                 if at < i - 1 and (given_back or not self.preemption_skips_one):
                     i -= 1

@@ -151,7 +151,7 @@ def test_provenance_and_refusal() -> None:
     assert provenance["kind"] == "datasheet"
     assert provenance["accuracy"] == "not yet validated"
     spec, layout, gpu, engine = parts("llama-3.1-8b", "h100-sxm")
-    with pytest.raises(ServecastError, match="fp32 weights are not priced"):
+    with pytest.raises(ServecastError, match="fp32 is not priced"):
         compile_cost(dataclasses.replace(spec, dtype="fp32"), layout, engine, Datasheet(gpu))
 
 

@@ -16,7 +16,7 @@ from calibrate.datasheet import Datasheet
 from calibrate.fit import fit_profile
 from calibrate.hardware import load_gpu
 from calibrate.measurements import FAMILIES, Device, Measurements
-from calibrate.profile import MODELS, Profile, load_profile, profile_names
+from calibrate.profile import FOLDER, MODELS, Profile, load_profile, profile_names
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import parts
 
@@ -75,6 +75,15 @@ def test_it_prices_what_was_measured_and_the_rest_from_the_datasheet() -> None:
     assert not p.inside("collective", "allreduce", m, 2).any()
     assert {r.family for r in p.residuals} == {"gemm", "elementwise"}
     assert p.provenance["from_datasheet"] == p.missing
+
+
+def test_experts_of_a_dtype_that_nobody_measured_come_from_the_datasheet() -> None:
+    a100 = load_profile(FOLDER / "a100-sxm.json")
+    rows = np.array([1.0, 64.0, 4096.0])
+    layer = (2048, 768, 128, 8, 1)
+    assert a100.moe_s("fp8", rows, *layer).tolist() == Datasheet(a100.gpu).moe_s("fp8", rows, *layer).tolist()
+    assert not a100.inside("moe", "fp8", rows, *layer, 1).any()
+    assert a100.moe_s("bf16", rows, *layer).tolist() != Datasheet(a100.gpu).moe_s("bf16", rows, *layer).tolist()
 
 
 def test_time_outside_what_was_measured_is_counted() -> None:
@@ -145,7 +154,7 @@ def test_measurements_of_several_gpus_make_no_profile() -> None:
 
 @pytest.mark.parametrize("name", profile_names())
 def test_shipped_profiles_are_whole(name: str) -> None:
-    found = load_profile(Path(str(Path(__file__).parents[2] / "calibrate" / "profiles" / f"{name}.json")))
+    found = load_profile(FOLDER / f"{name}.json")
     assert found.gpu.id == name
     assert set(found.families) <= set(MODELS)
     held_out = {r.family for r in found.residuals if r.what == "rows"}
