@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
-from calibrate.operators import Operator, attention_groups, step_operators
+from calibrate.operators import AttentionGroup, Operator, attention_groups, attention_operators, step_operators
 from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from calibrate.kernels.chunks import ChunkPrices
+    from calibrate.kernels.heads import HeadShape
     from calibrate.prices import Prices
 
     Floats = NDArray[np.float64]
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 MANY_CHUNKS = 64
 """Prompt chunks in one step beyond which more of them fill the GPU no better."""
+MANY_KEYS = 16384.0
+"""Cached tokens of a chunk from which making their keys takes time in proportion to them."""
 JOINT_ATTENTION = ("ampere", "ada", "blackwell-rtx")
 """GPU classes on which vLLM's attention is FlashAttention 2: one kernel takes the chunks and the decodes of a mixed
 step, see `calibrate.kernels.chunks.Riders`. FlashAttention 3 (Hopper) and FlashInfer (Blackwell) are priced as two
@@ -63,14 +66,15 @@ class CompiledCost:
     Lists are indexed by the step's tokens (`tokens_s`) or sampled sequences (`samples_s`, `after_s`, `floor_s`); all
     entries are seconds. `decode` are decode attention's lines, to which `decode_base_s` adds what else a step of so
     many decodes takes; `joint` is what a KV token of theirs takes in one kernel with chunks. `prefill` are the groups
-    of layers with equal attention: (layers, chunk prices). Host time: `after_s` is added to the GPU time, `floor_s` is
-    the least that a step can take.
+    of layers with equal attention: (layers, chunk prices). Host time: `after_s` is added to the GPU time, and a step
+    takes at least `floor_s` and, by its tokens, `launch_s`.
     """
 
     tokens_s: list[float]
     samples_s: list[float]
     after_s: list[float]
     floor_s: list[float]
+    launch_s: list[float]
     decode_base_s: list[float]
     decode: Lines
     joint: list[float]
@@ -98,14 +102,14 @@ class CompiledCost:
             joint = self.joint[decodes] * kv_tokens
             attention += joint if joint > alone else alone
         step = self.tokens_s[tokens] + self.samples_s[samples] + attention + self.after_s[samples]
-        floor = self.floor_s[samples]
+        floor = self.floor_s[samples] + self.launch_s[tokens]
         return step if step > floor else floor
 
     def decode_line(self, decodes: int, kv_tokens: int) -> tuple[float, float, float, float]:
         """See `StepCost`."""
         for upto, a, b in self.decode[decodes]:
             if kv_tokens <= upto:
-                return self.decode_base_s[decodes] + a, b, self.floor_s[decodes], upto
+                return self.decode_base_s[decodes] + a, b, self.floor_s[decodes] + self.launch_s[decodes], upto
         raise AssertionError("the last piece has no end")
 
 
@@ -115,8 +119,6 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
     Raises `ServecastError` for a model whose kernels have no prices.
     """
     import numpy as np  # here, so that importing the catalogue stays cheap
-
-    from calibrate.kernels.heads import HeadShape
 
     if model.dtype == "fp32":
         raise ServecastError(
@@ -133,31 +135,55 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
         after = np.full_like(samples, host.bubble_s)
         floor = host.async_base_s + host.async_per_sequence_s * samples + host.bubble_s
     else:
-        after = host.sync_base_s + host.sync_per_sequence_s * samples
-        floor = np.zeros_like(samples)
+        after = floor = host.sync_base_s + host.sync_per_sequence_s * samples
+    layer_s = host.eager_layer_s if engine.enforce_eager else host.compiled_layer_s
+    launch = np.where(rows["tokens"] > max(graph_sizes(engine), default=0), layer_s * model.layers, 0.0)
     for table in (*times.values(), after, floor):
         table[0] = 0.0  # a step without work costs nothing
-    groups = [
-        (g.layers, HeadShape(g.kv_dtype, g.heads, g.kv_heads, g.head_dim, g.window))
-        for g in attention_groups(model, layout)
-    ]
+    groups = attention_groups(model, layout)
     max_q = min(engine.max_num_batched_tokens, engine.max_model_len)
-    decode = _sum_of_lines([(layers, prices.decode(shape, engine.max_num_seqs).lines) for layers, shape in groups])
+    prefill, lines = [], []
+    for g in groups:
+        chunks, decoding = head_shapes(g)
+        prefill.append((g.layers, prices.prefill(chunks, max_q, min(engine.max_num_seqs, MANY_CHUNKS))))
+        lines.append((g.layers, prices.decode(decoding, engine.max_num_seqs).lines))
+    decode = _sum_of_lines(lines)
+    if beside := attention_operators(model, layout):
+        prefill = [(layers, _with_keys(beside, each, layout, prices)) for layers, each in prefill]
+        of_decodes = [op.kernels * operator_s(op, samples, layout, prices) for op in beside if op.rows == "decodes"]
+        every: Floats = np.sum(of_decodes, axis=0)
+        decode = [[(upto, a + x, b) for upto, a, b in row] for row, x in zip(decode, every.tolist(), strict=True)]
     decode[0] = [(np.inf, 0.0, 0.0)]
-    prefill = tuple(
-        (layers, prices.prefill(shape, max_q, min(engine.max_num_seqs, MANY_CHUNKS))) for layers, shape in groups
-    )
+    joint = prices.gpu.architecture in JOINT_ATTENTION and not model.latent
     base = times["tokens"][: engine.max_num_seqs + 1] + times["samples"] + after
     return CompiledCost(
         tokens_s=times["tokens"].tolist(),
         samples_s=times["samples"].tolist(),
         after_s=after.tolist(),
         floor_s=floor.tolist(),
+        launch_s=launch.tolist(),
         decode_base_s=base.tolist(),
         decode=decode,
-        joint=_joint(prefill, engine.max_num_seqs, prices.gpu.architecture in JOINT_ATTENTION),
-        prefill=prefill,
+        joint=_joint(prefill, engine.max_num_seqs, joint),
+        prefill=tuple(prefill),
         provenance=_provenance(model, layout, engine, prices),
+    )
+
+
+def head_shapes(group: AttentionGroup) -> tuple[HeadShape, HeadShape]:
+    """The attention kernels of a group of layers: that of prompt chunks, and that of decoding sequences.
+
+    Of latent attention these differ: chunks attend to 16-bit keys and values of every head, made from the latents,
+    decoding tokens to the cached latents themselves.
+    """
+    from calibrate.kernels.heads import HeadShape
+
+    if (latent := group.latent) is None:
+        same = HeadShape(group.kv_dtype, group.heads, group.kv_heads, group.head_dim, group.head_dim, group.window)
+        return same, same
+    return (
+        HeadShape("bf16", group.heads, group.heads, latent.key, latent.value, group.window),
+        HeadShape(group.kv_dtype, group.heads, 1, latent.cached, latent.kv_rank, group.window),
     )
 
 
@@ -187,18 +213,18 @@ def kernels_s(
     """Seconds of the kernels of one step, without host, padding or gaps: to compare with measured steps."""
     import numpy as np
 
-    from calibrate.kernels.heads import HeadShape
-
-    rows = {"tokens": decodes + sum(q for q, _ in chunks), "samples": decodes + len(chunks)}
+    new, beside = sum(q for q, _ in chunks), attention_operators(model, layout)
+    rows = {"tokens": decodes + new, "samples": decodes + len(chunks), "decodes": decodes}
     total = 0.0
-    for op in step_operators(model, layout):
+    for op in (*step_operators(model, layout), *(op for op in beside if op.rows == "decodes" and decodes)):
         total += op.kernels * float(operator_s(op, np.array([float(rows[op.rows])]), layout, prices)[0])
     for g in attention_groups(model, layout):
-        shape = HeadShape(g.kv_dtype, g.heads, g.kv_heads, g.head_dim, g.window)
+        of_chunks, decoding = head_shapes(g)
         if chunks:
-            total += g.layers * prices.prefill(shape, max(q for q, _ in chunks), len(chunks)).together(chunks)
+            priced = prices.prefill(of_chunks, max(q for q, _ in chunks), len(chunks))
+            total += g.layers * (_with_keys(beside, priced, layout, prices) if beside else priced).together(chunks)
         if decodes:
-            total += g.layers * prices.decode(shape, decodes).seconds(decodes, kv_tokens)
+            total += g.layers * prices.decode(decoding, decodes).seconds(decodes, kv_tokens)
     return total
 
 
@@ -211,11 +237,14 @@ def buffer_bytes(op: Operator, rows: Floats, layout: Parallelism) -> Floats:
 
 
 def graph_sizes(engine: EngineSpec) -> list[int]:
-    """The batches of tokens for which vLLM captures CUDA graphs, ascending: smaller ones are padded to the next.
+    """The batches of tokens for which vLLM captures CUDA graphs, ascending: smaller ones are padded to the next. With
+    `enforce_eager` none.
 
     1, 2, 4, multiples of 8 below 256 and of `graph_stride` from there, up to twice `max_num_seqs` and `graph_limit`
     (`_set_cudagraph_sizes` in vllm/config of each version).
     """
+    if engine.enforce_eager:
+        return []
     most = min(2 * engine.max_num_seqs, engine.graph_limit, engine.max_num_batched_tokens)
     return [n for n in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, engine.graph_stride)) if n <= most]
 
@@ -224,9 +253,24 @@ def padded_tokens(engine: EngineSpec, tokens: NDArray[np.int64]) -> NDArray[np.i
     """The tokens that a step of so many computes."""
     import numpy as np
 
-    sizes = np.array(graph_sizes(engine))
+    if not (captured := graph_sizes(engine)):
+        return tokens
+    sizes = np.array(captured)
     at = np.searchsorted(sizes, tokens)
     return np.where((at < len(sizes)) & (tokens > 0), sizes[np.minimum(at, len(sizes) - 1)], tokens)
+
+
+def _with_keys(beside: Sequence[Operator], prices: ChunkPrices, layout: Parallelism, each: Prices) -> ChunkPrices:
+    """The chunks' prices of one layer with what makes keys and values of their own and of their cached tokens."""
+    import numpy as np
+
+    def seconds(tokens: Floats) -> Floats:
+        parts = [operator_s(op, tokens, layout, each) for op in beside if op.rows == "chunk_keys"]
+        total: Floats = np.sum(parts, axis=0)
+        return total
+
+    few, many = seconds(np.array([MANY_KEYS, 2.0 * MANY_KEYS]))
+    return prices.plus(seconds, float(many - few) / MANY_KEYS)
 
 
 def _joint(prefill: Sequence[tuple[int, ChunkPrices]], most: int, joint: bool) -> list[float]:
@@ -264,6 +308,6 @@ def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, price
         "model": model.name,
         "tp": layout.tp,
         "dtype": model.dtype,
-        "host": {**asdict(engine.host), "overlapped": engine.async_scheduling},
+        "host": {**asdict(engine.host), **asdict(engine.front_end), "overlapped": engine.async_scheduling},
         "sources": {**(sources if isinstance(sources, dict) else {}), "host": f"engines.yaml, {engine.preset}"},
     }

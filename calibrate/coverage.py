@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.cost import CompiledCost, buffer_bytes, operator_s, padded_tokens
+from calibrate.cost import CompiledCost, buffer_bytes, head_shapes, operator_s, padded_tokens
 from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
@@ -87,12 +87,13 @@ def _attention(
     mean_q = np.maximum(block["prefill_tokens"] / chunks, 1.0)
     n = np.maximum(decodes, 1.0)
     for g in groups:
-        sizes = (g.heads, g.kv_heads, g.head_dim, g.window)
-        for family, seconds, point in (
-            ("decode_attention", decode_s, (n, kv_tokens / n)),
-            ("prefill_attention", prefill_s, (chunks, mean_q)),
+        of_chunks, decoding = head_shapes(g)
+        for family, seconds, shape, point in (
+            ("decode_attention", decode_s, decoding, (n, kv_tokens / n)),
+            ("prefill_attention", prefill_s, of_chunks, (chunks, mean_q)),
         ):
-            inside = prices.inside(family, g.kv_dtype, *point, *sizes)
+            sizes = (shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim, shape.window)
+            inside = prices.inside(family, shape.kv_dtype, *point, *sizes)
             out[family] += np.where(inside, 0.0, g.layers / layers * seconds * repeats)
     return out
 

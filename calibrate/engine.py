@@ -18,7 +18,7 @@ from servecast.errors import ServecastError, nearest, one_of
 INTEGERS = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 1, "block_size": 1,
             "long_prefill_token_threshold": 0, "num_gpu_blocks_override": 1}  # fmt: skip
 MOST = {"max_num_seqs": 2**22, "max_num_batched_tokens": 2**22}  # a step of each size is priced beforehand
-FLAGS = ("enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling")
+FLAGS = ("enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling", "enforce_eager")
 WORDS = {
     "scheduling_policy": ("fcfs", "priority"),
     "dtype": ("auto", "bfloat16", "half", "float16", "float", "float32"),
@@ -33,13 +33,25 @@ MODELLED = ("preset", *INTEGERS, "gpu_memory_utilization", *FLAGS, *WORDS)
 @dataclass(frozen=True, slots=True)
 class HostTime:
     """CPU seconds of one step: a synchronous engine adds `sync_*` to the GPU time, an asynchronous one overlaps
-    `async_*` with it and adds `bubble_s`. Evidence and assumptions: `engines.yaml`."""
+    `async_*` with it and adds `bubble_s`. Where no captured graph runs, launching the kernels of a layer takes
+    `compiled_layer_s`, or `eager_layer_s` with `enforce_eager`. Evidence and assumptions: `engines.yaml`."""
 
     sync_base_s: float
     sync_per_sequence_s: float
     async_base_s: float
     async_per_sequence_s: float
     bubble_s: float
+    compiled_layer_s: float
+    eager_layer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndTime:
+    """Seconds that the API server takes: for every request, and for every token of its prompt, for which the requests
+    after it wait. Evidence: `engines.yaml`."""
+
+    request_s: float
+    prompt_token_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,7 @@ class EngineSpec:
     scheduling_policy: Literal["fcfs", "priority"]
     preemption_skips_one: bool
     async_scheduling: bool
+    enforce_eager: bool
     dtype: str
     kv_cache_dtype: str
     quantization: str | None
@@ -77,6 +90,7 @@ class EngineSpec:
     num_gpu_blocks_override: int | None
     strict_pool_check: bool
     host: HostTime
+    front_end: FrontEndTime
     graph_limit: int
     graph_stride: int
     cuda_graph_bytes: int
@@ -112,6 +126,7 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
     default("max_model_len", model.max_position, " (the model's longest sequence)")
     default("num_gpu_blocks_override", None)
     default("quantization", None)
+    default("enforce_eager", False)
     default("dtype", "auto")
     default("kv_cache_dtype", "auto")
     _batch_defaults(values, default, gpu, preset)
@@ -132,9 +147,10 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
         preemption_skips_one=preset["preemption_skips_one"],
         follows_checkpoint_kv=preset["follows_checkpoint_kv"],
         host=HostTime(**{f"{key}_s": value for key, value in preset["host"].items()}),
+        front_end=FrontEndTime(**{f"{key}_s": value for key, value in preset["front_end"].items()}),
         graph_limit=preset["graph"].get(gpu.architecture, preset["graph"]["limit"]),
         graph_stride=preset["graph"]["stride"],
-        cuda_graph_bytes=round(preset["cuda_graph_gib"] * GIB),
+        cuda_graph_bytes=0 if values["enforce_eager"] else round(preset["cuda_graph_gib"] * GIB),
         sources=sources,
         notes=tuple(notes),
         **{**values, "gpu_memory_utilization": float(values["gpu_memory_utilization"])},

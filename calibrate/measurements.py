@@ -22,16 +22,14 @@ WEIGHTS = ("bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int8", "int4", "fp32")
 int8 multiplies int8 activations, int4 and mxfp4 are weight-only (bf16 activations) unless the kernel says otherwise;
 fp32, of activations and caches too, on CPUs only."""
 
+HEADS = ("heads", "kv_heads", "head_dim", "value_dim", "window")
+"""Elements of a key are `head_dim`, of a value `value_dim`. One KV head of more than 256 elements is a cached latent
+(MLA), whose first `value_dim` elements are the value; `window` 0 is full attention."""
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("weights", "m", "n", "k"),
-    "prefill_attention": ("kv_dtype", "sequences", "q", "context", "heads", "kv_heads", "head_dim", "window"),
-    "decode_attention": ("kv_dtype", "sequences", "context", "heads", "kv_heads", "head_dim", "window"),
-    "decode_skew": (
-        *("kv_dtype", "sequences", "context", "longer", "longer_context"),
-        *("heads", "kv_heads", "head_dim", "window"),
-    ),
-    "mla_prefill": ("kv_dtype", "sequences", "q", "context", "heads"),
-    "mla_decode": ("kv_dtype", "sequences", "context", "heads"),
+    "prefill_attention": ("kv_dtype", "sequences", "q", "context", *HEADS),
+    "decode_attention": ("kv_dtype", "sequences", "context", *HEADS),
+    "decode_skew": ("kv_dtype", "sequences", "context", "longer", "longer_context", *HEADS),
     "mla_prefill_module": ("model", "weights", "attn_dtype", "kv_dtype", "sequences", "q", "context", "heads"),
     "mla_decode_module": ("model", "weights", "attn_dtype", "kv_dtype", "sequences", "context", "heads"),
     "moe": ("weights", "tokens", "hidden", "inter", "experts", "topk", "tp", "ep", "skew"),
@@ -46,11 +44,12 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 """The columns that name a point of each family; every table has `seconds`, `spread` and `kernel` besides.
 
 All sizes are those of one GPU (heads after the tensor-parallel split). gemm: y[m, n] = x[m, k] W. Attention:
-`sequences` of `q` new tokens each after `context` cached ones (decode: `context` cached ones, one new); `window` 0 is
-full attention. decode_skew: a decode batch of two lengths, of whose `sequences` `longer` have `longer_context` cached
-tokens and the rest `context`. mla_*_module: a whole MLA layer of `model`, its projections and norms included, `weights`
-being theirs. moe: `tokens` enter a layer of `experts` (whole model) experts of which this rank holds 1/ep, each
-`inter`/tp wide; `skew` is "balanced", the distribution's name, or "touched=N" where exactly N experts get tokens.
+`sequences` of `q` new tokens each after `context` cached ones (decode: `context` cached ones, one new).
+decode_skew: a decode batch of two lengths, of whose `sequences` `longer` have `longer_context` cached tokens and the
+rest `context`. mla_*_module: a whole MLA attention layer of `model`, its projections and norms included, `weights`
+being theirs, to check sums of kernels against and not to price with. moe: `tokens` enter a layer of `experts` (whole
+model) experts of which this rank holds 1/ep, each `inter`/tp wide; `skew` is "balanced", the distribution's name, or
+"touched=N" where exactly N experts get tokens.
 elementwise: `rows` that read and write `elements` elements each, as `operators.py` counts them (besides its ops:
 "kv_cache", new keys and values into the cache, and "greedy", the likeliest token). quantize: x[m, k] to the
 dtype that multiplies `weights`; `op` is "static" (the scale is given) or "dynamic" (found per token). collective:

@@ -50,7 +50,7 @@ def served(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
 
 def unsimulated(model: ModelSpec) -> list[str]:
     """What of a (served) model cannot be simulated yet, by name and with what helps; empty when all can."""
-    reasons = ["latent attention (MLA): its kernels have no prices yet"] if model.latent else []
+    reasons = []
     if windows := model.windows:
         sizes = one_of(sorted({f"{w.size:,}" for w in windows}))
         reasons.append(

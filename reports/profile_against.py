@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from calibrate.kernels.heads import COLUMNS
+from calibrate.kernels.heads import COLUMNS, KIND_COLUMNS, kind_sizes
 from calibrate.kernels.moe import LAYOUT
 from calibrate.measurements import FAMILIES, Measurements
 from calibrate.profile import Profile
@@ -182,8 +182,8 @@ def _known(family: str, model: Any, table: pl.DataFrame) -> pl.DataFrame:
     if family == "collective":
         key = pl.concat_str("op", "backend", separator=" ")
         return table.filter(key.is_in([f"{op} {backend}" for op, backend, _ in model.curves]))
-    kind = pl.concat_str("kv_dtype", "head_dim", "window", separator="/")
-    return table.filter(kind.is_in(list(model.kinds)))
+    kinds = [dict(zip(KIND_COLUMNS, kind_sizes(name), strict=True)) for name in model.kinds]
+    return table.join(pl.DataFrame(kinds), on=KIND_COLUMNS, how="semi", maintain_order="left")
 
 
 def _place(family: str) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.kernels.heads import kind_sizes
 from calibrate.profile import Profile
 from reports.profile_points import Points, telling_points
 
@@ -123,8 +124,9 @@ def _only(a: Profile, b: Profile) -> Only:
 def _kinds(model: Any) -> list[Part]:
     found = []
     for name in model.kinds:
-        dtype, head_dim, window = name.split("/")
-        found.append((f"{dtype} KV, heads of", head_dim + (f" (window {int(window):,})" if int(window) else "")))
+        dtype, head_dim, value_dim, window = kind_sizes(name)
+        size = f"{head_dim}" if value_dim == head_dim else f"{head_dim} and {value_dim}"
+        found.append((f"{dtype} KV, heads of", size + (f" (window {window:,})" if window else "")))
     return found
 
 

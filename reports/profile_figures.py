@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from calibrate.kernels.chunks import pairs
-from calibrate.kernels.heads import HeadShape
+from calibrate.kernels.heads import HeadShape, kind_sizes
 from calibrate.kernels.roofline import from_gpu
 from calibrate.layout import Parallelism
 from calibrate.models import load_model
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-    Shape = tuple[int, int, int, int]  # heads, KV heads, head dimension, window
+    Shape = tuple[int, int, int, int, int]  # heads, KV heads, elements of keys and of values, window
 
 COLOURS = (look.BLUE, look.ORANGE, look.GREEN, look.RED, "#8e6bd1")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -165,6 +165,9 @@ def allreduce_rates(profile: Profile) -> go.Figure:
 def figures_of(profile: Profile) -> dict[str, tuple[Callable[[Profile], go.Figure], str]]:
     """The figures that the profile has data for, in order, each with what a reader should see in it."""
     found = {name: (make, caption) for name, (family, make, caption) in _FIGURES.items() if family in profile.families}
+    for name, family in (("prefill", "prefill_attention"), ("decode", "decode_attention")):
+        if name in found and not _shapes(profile.families[family].kinds):
+            del found[name]
     if "roofline" in found and not gemm_shapes(profile):
         del found["roofline"]
     if "experts" in found and not _layers(profile):
@@ -221,11 +224,11 @@ _FIGURES: Mapping[str, tuple[str, Callable[[Profile], go.Figure], str]] = {
 
 
 def _shapes(kinds: Mapping[str, Any]) -> list[tuple[HeadShape, Shape, str]]:
-    """The head shapes to draw, with their titles: of HEADS what was measured, else the first that were."""
-    known = {HeadShape(dtype, 1, 1, int(dim), int(window)): kind for name, kind in kinds.items()
-             for dtype, dim, window in [name.split("/")]}  # fmt: skip
+    """The head shapes to draw, with their titles: of HEADS what was measured, else the first that were; no latents."""
+    known = {HeadShape(dtype, 1, 1, *sizes): kind for name, kind in kinds.items()
+             for dtype, *sizes in [kind_sizes(name)] if sizes[0] == sizes[1]}  # fmt: skip
     measured = [
-        (base, (int(heads), int(kv_heads), base.head_dim, base.window))
+        (base, (int(heads), int(kv_heads), base.head_dim, base.value_dim, base.window))
         for base, kind in sorted(known.items(), key=lambda each: (each[0].window > 0, each[0].kv_dtype != "bf16"))
         for axes, values in zip(kind.fit.tables.axes, kind.fit.tables.values, strict=True) if axes.own
         for heads, kv_heads in [owner.split("/") for owner in values]
@@ -233,7 +236,10 @@ def _shapes(kinds: Mapping[str, Any]) -> list[tuple[HeadShape, Shape, str]]:
     named = {}
     for model, tp in HEADS:
         group = attention_groups(load_model(model), Parallelism(tp))[0]
-        named[group.heads, group.kv_heads, group.head_dim, group.window] = f"{model}, tp {tp}" if tp > 1 else model
+        sizes = (group.heads, group.kv_heads, group.head_dim, group.head_dim, group.window)
+        named[sizes] = f"{model}, tp {tp}" if tp > 1 else model
+    if not measured:
+        return []
     first = measured[0][0].kv_dtype
     chosen = [each for each in measured if each[0].kv_dtype == first and each[1] in named] or measured[: len(HEADS)]
     chosen.sort(key=lambda each: list(named).index(each[1]) if each[1] in named else 0)
@@ -243,7 +249,7 @@ def _shapes(kinds: Mapping[str, Any]) -> list[tuple[HeadShape, Shape, str]]:
     ]
 
 
-def _title(name: str, heads: int, kv_heads: int, head_dim: int, window: int) -> str:
+def _title(name: str, heads: int, kv_heads: int, head_dim: int, value_dim: int, window: int) -> str:
     """Short enough for a phone."""
     return f"<b>{name}</b>: {heads}/{kv_heads} heads of {head_dim}" + (f", window {window:,}" if window else "")
 

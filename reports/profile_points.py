@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.cost import head_shapes
 from calibrate.kernels.chunks import pairs
 from calibrate.kernels.elementwise import ELEMENT_BYTES
 from calibrate.kernels.gemm import ACTIVATION_BYTES, RATES, WEIGHT_BYTES
-from calibrate.kernels.heads import HeadShape
+from calibrate.kernels.heads import WIDEST, HeadShape
 from calibrate.kernels.roofline import from_gpu
 from calibrate.kernels.routing import loads
 from calibrate.layout import Parallelism
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Bools = NDArray[np.bool_]
-    Call = tuple[int, int, int, int, int, int]  # two sizes; heads, KV heads, head dimension, window
+    Heads = tuple[int, int, int, int, int]  # heads, KV heads, elements of keys and of values, window
+    Call = tuple[int, int, int, int, int, int, int]  # two sizes, and heads
 
 BOUNDS = ("flops", "bytes")
 ROWS = (1, 16, 256, 4096)
@@ -96,14 +98,17 @@ def expert_layers() -> dict[tuple[tuple[int, ...], str], str]:
     return layers
 
 
-@lru_cache(maxsize=1)
-def head_shapes() -> Mapping[tuple[int, int, int, int], str]:
-    """(heads, KV heads, head dimension, window) of catalogued models -> the first model that has it."""
-    shapes: dict[tuple[int, int, int, int], str] = {}
+@lru_cache(maxsize=2)
+def catalogued_heads(family: str) -> Mapping[Heads, str]:
+    """The head shapes of catalogued models, as the kernels of an attention family see them -> the first model that has
+    it."""
+    shapes: dict[Heads, str] = {}
     for name in model_names():
         for group in attention_groups(load_model(name), Parallelism(1)):
-            if group.kind == "gqa" and not group.chunked:
-                shapes.setdefault((group.heads, group.kv_heads, group.head_dim, group.window), name)
+            if not group.chunked:
+                shape = head_shapes(group)[family == "decode_attention"]
+                sizes = (shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim, shape.window)
+                shapes.setdefault(sizes, name)
     return shapes
 
 
@@ -196,7 +201,7 @@ def _head_calls(
     """(KV dtype, calls, their names) of the measured kinds."""
     kinds = profile.families[family].kinds
     for dtype in dict.fromkeys(kind.split("/")[0] for kind in kinds):
-        shapes = {s: name for s, name in head_shapes().items() if HeadShape(dtype, *s).kind in kinds}
+        shapes = {s: name for s, name in catalogued_heads(family).items() if HeadShape(dtype, *s).kind in kinds}
         if shapes:
             calls = [(*size, *shape) for size in sizes for shape in shapes]
             names = [f"{name}, {heads_text(*shape)}" for shape, name in shapes.items()] * len(sizes)
@@ -216,10 +221,10 @@ def _per_token(shapes: Sequence[HeadShape]) -> tuple[Floats, Floats, Floats]:
     return kv, query, flops
 
 
-def heads_text(heads: int, kv_heads: int, head_dim: int, window: int) -> str:
+def heads_text(heads: int, kv_heads: int, head_dim: int, value_dim: int, window: int) -> str:
     """A head shape for people."""
-    kv = f"{kv_heads} KV head{'s' * (kv_heads > 1)}"
-    return f"{heads} heads, {kv} of {head_dim}" + (f", window {window:,}" if window else "")
+    kv = f"{kv_heads} KV head{'s' * (kv_heads > 1)} of {head_dim}" if head_dim <= WIDEST else f"latents of {head_dim}"
+    return f"{heads} heads, {kv}" + (f", window {window:,}" if window else "")
 
 
 def _moe(profile: Profile) -> Iterator[Points]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from calibrate.kernels.heads import kind_sizes
 from reports.words import NONE, quantity, size_text
 
 if TYPE_CHECKING:
@@ -244,9 +245,12 @@ def _extent(kinds: Iterable[Any], name: str) -> str:
 
 
 def _heads(kinds: Mapping[str, Any]) -> str:
-    sizes = sorted({int(name.split("/")[1]) for name in kinds})
-    windows = sorted({int(name.split("/")[2]) for name in kinds} - {0})
-    said = f"heads of {_list(sizes)} elements"
+    found = [kind_sizes(name) for name in kinds]
+    sizes = sorted({key for _, key, value, _ in found if key == value})
+    latents = sorted({key for _, key, value, _ in found if key != value})
+    windows = sorted({window for *_, window in found} - {0})
+    said = f"heads of {_list(sizes)} elements" if sizes else ""
+    said += "; " * bool(sizes and latents) + (f"MLA with keys of {_list(latents)} elements" if latents else "")
     said += f"; windows of {_list(windows)} tokens" if windows else ""
     return said
 

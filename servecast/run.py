@@ -20,10 +20,10 @@ from sim.schedulers import SCHEDULERS, Scheduler
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
 
 NOT_MODELLED = (
-    "the front end: tokenising, detokenising, HTTP and the client's network add to TTFT and are left out",
+    "the front end's time a token that it streams, which bounds small models on fast GPUs; the client's network",
     "prefix caching: every prompt is computed in full",
     "step-time jitter: steps are deterministic, so measured latency tails are wider",
-    "launches by the host above the largest captured CUDA graph, and clocks that drop under load",
+    "clocks that drop under load",
     "LoRA, speculative decoding, structured output, multimodal inputs",
 )
 """What a result of this version leaves out, whatever the scenario; an engine adds its own notes."""
@@ -147,4 +147,5 @@ def _pool(setup: Setup) -> Pool:
         block_size=engine.block_size,
         max_model_len=engine.max_model_len,
         asynchronous=engine.async_scheduling,
+        front_end=engine.front_end,
     )

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from calibrate.cost import StepCost
+from calibrate.engine import FrontEndTime
 from servecast.errors import ServecastError
 from sim.clock import Clock
+from sim.frontend import FrontEnd
 from sim.kvcache import KVCache
 from sim.replica import Replica
 from sim.request import Request
@@ -33,6 +35,7 @@ class Pool:
     block_size: int
     max_model_len: int
     asynchronous: bool
+    front_end: FrontEndTime
 
 
 class Cluster:
@@ -42,7 +45,7 @@ class Cluster:
         self.log = Log()
         self._source = source
         self._clock = Clock()
-        self.replicas = [
+        replicas = [
             Replica(
                 index,
                 self._clock,
@@ -56,7 +59,9 @@ class Cluster:
             )
             for index in range(pool.replicas)
         ]
-        self._submit = ROUTERS[router](self.replicas)
+        time = pool.front_end
+        self.front_ends = [FrontEnd(self._clock, replica, self.log, source.on_finish, time) for replica in replicas]
+        self._submit = ROUTERS[router](self.front_ends)
 
     def run(self, keep_going: Callable[[int, float], bool] = lambda done, now: True) -> bool:
         """Simulate to the end. `keep_going(requests done, simulated seconds)` is asked now and then; False stops early.
@@ -71,8 +76,8 @@ class Cluster:
             while clock.steps(EVENTS_PER_CHECK):
                 self.log.spill()
                 if not keep_going(len(requests), clock.now):
-                    for replica in self.replicas:
-                        replica.record_unfinished(clock.now)
+                    for front_end in self.front_ends:
+                        front_end.record_unfinished(clock.now)
                     return False
         finally:
             gc.unfreeze()
@@ -81,13 +86,13 @@ class Cluster:
         return True
 
     def _cancel(self, request: Request) -> None:
-        self.replicas[request.replica].cancel(request, self._clock.now)
+        self.front_ends[request.replica].cancel(request, self._clock.now)
 
     def _stuck(self) -> str:
         states = "; ".join(
             f"replica {r.index}: {len(r.state.waiting)} waiting, {len(r.state.running)} running, "
             f"{r.state.kv.free} of {r.state.kv.usable} KV blocks free"
-            for r in self.replicas
+            for r in (front_end.replica for front_end in self.front_ends)
             if r.in_flight
         )
         done = len(self.log.requests)

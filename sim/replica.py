@@ -82,21 +82,21 @@ class Replica:
         return held - len(self._ended) - len(self._cancelled)
 
     def submit(self, request: Request) -> None:
-        """A request arrives now. One that can never be served is rejected: logged, with the reason."""
+        """A request gets to the engine now. One that can never be served is rejected: logged, with the reason."""
         request.replica = self.index
         if request.prompt_tokens + request.max_tokens > self._always_fits and (rejection := self._rejection(request)):
             request.outcome = rejection
             self._log.record(self.index, request, request.output_tokens)
             # By an event of its own: a client whose requests are all rejected would otherwise recurse.
-            self._clock.call_at(request.arrival_s, lambda _: self._on_finish(request, request.arrival_s))
+            self._clock.call_at(request.entered_s, lambda _: self._on_finish(request, request.entered_s))
         elif self.batch is None:
             self.state.enqueue(request)
             if self._wake is None:
-                self._wake = self._clock.call_at(request.arrival_s, self._on_wake)
+                self._wake = self._clock.call_at(request.entered_s, self._on_wake)
         else:
             (self._incoming.append if self._async else self.state.enqueue)(request)
             if self._interruptible:
-                self._interrupt(request.arrival_s)
+                self._interrupt(request.entered_s)
 
     def cancel(self, request: Request, now: float) -> None:
         """The client of an unfinished request has given up; the engine drops it when it plans next."""
@@ -242,7 +242,7 @@ class Replica:
             self._drop_cancelled(None)
         if steps > 1 and self._incoming:  # what arrived before the last step began is known to the plan made there
             seen = ends[-2]
-            while self._incoming and self._incoming[0].arrival_s <= seen:
+            while self._incoming and self._incoming[0].entered_s <= seen:
                 state.enqueue(self._incoming.popleft())
         return finished
 

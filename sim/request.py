@@ -24,6 +24,7 @@ class Request:
         "computed",
         "decoding",
         "emitted",
+        "entered_s",
         "finish_s",
         "finish_step",
         "first_step",
@@ -48,6 +49,7 @@ class Request:
     ) -> None:
         self.id = id
         self.arrival_s = arrival_s
+        self.entered_s = arrival_s  # when it gets to the engine: a front end before it makes this later
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens

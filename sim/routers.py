@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-from sim.replica import Replica
+from sim.frontend import FrontEnd
 from sim.source import Submit
 
 
-def round_robin(replicas: Sequence[Replica]) -> Submit:
+def round_robin(replicas: Sequence[FrontEnd]) -> Submit:
     """One after the other."""
     if len(replicas) == 1:
         return replicas[0].submit
@@ -17,5 +17,5 @@ def round_robin(replicas: Sequence[Replica]) -> Submit:
     return lambda request: next(order)(request)
 
 
-ROUTERS: dict[str, Callable[[Sequence[Replica]], Submit]] = {"round-robin": round_robin}
+ROUTERS: dict[str, Callable[[Sequence[FrontEnd]], Submit]] = {"round-robin": round_robin}
 """Router name -> function."""

@@ -19,7 +19,7 @@ from calibrate.measurements import Device, Measurements
 from calibrate.profile import SKEW, Profile, Residual, Source
 
 SHAPES = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336))
-HEADS = ((32, 8, 128, 0), (8, 1, 128, 0))
+HEADS = ((32, 8, 128, 128, 0), (8, 1, 128, 128, 0))
 EXPERTS = (4096, 14336, 8, 2)
 
 
@@ -83,7 +83,7 @@ def measured(
         ("all_reduce", "custom_graph", gpus, 2**p, sheet.collective_s("allreduce", 2**p * one, gpus)[0])
         for gpus in (2, 4, 8) for p in range(10, 29, 2)
     ]  # fmt: skip
-    heads_columns = ["heads", "kv_heads", "head_dim", "window"]
+    heads_columns = ["heads", "kv_heads", "head_dim", "value_dim", "window"]
     tables = {
         "gemm": _table(["weights", "m", "n", "k"], gemm, slower),
         "prefill_attention": _table(["kv_dtype", "sequences", "q", "context", *heads_columns], prefill, slower),
@@ -95,12 +95,12 @@ def measured(
     return Measurements(device(gpu, **facts), tables)
 
 
-def _prefill_s(sheet: Datasheet, heads: tuple[int, int, int, int], q: int) -> float:
+def _prefill_s(sheet: Datasheet, heads: tuple[int, int, int, int, int], q: int) -> float:
     flops = HeadShape("bf16", *heads).pair_flops * q * (q + 1) / 2
     return 1e-5 + flops / (0.6 * sheet.gpu.flops["bf16"])
 
 
-def _decode_s(sheet: Datasheet, heads: tuple[int, int, int, int], tokens: int) -> float:
+def _decode_s(sheet: Datasheet, heads: tuple[int, int, int, int, int], tokens: int) -> float:
     return 1e-5 + HeadShape("bf16", *heads).kv_token_bytes * tokens / (0.85 * sheet.gpu.bandwidth_bytes_per_s)
 
 

@@ -1,7 +1,8 @@
 """Kernel tables of NVIDIA aiconfigurator: the Parquet folders of its package, or the same tables as CSV.
 
-vLLM's tables in the newest version, and NCCL's; of other engines' only TensorRT-LLM's GEMMs in FILLED. It knows where
-the files lie and what was timed (from the collectors' sources of 2026); `aiconfigurator_tables.py` knows the columns.
+vLLM's tables in the newest version, and NCCL's; of other engines TensorRT-LLM's GEMMs in FILLED and the attention
+kernels of MLA, of which vLLM's tables hold whole layers only. It knows where the files lie and what was timed (from the
+collectors' sources of 2026); `aiconfigurator_tables.py` knows the columns.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ SYSTEMS = {
 FILLED = ("fp8_block", "int4_wo", "sq")
 """GEMMs that are better known from TensorRT-LLM's tables: vLLM's fp8_block were timed without a graph and show the
 host's launches (55 us on Hopper to 280 us on L40S where the kernel takes 4 to 10); it has no int4 and int8 (sq)."""
+ENGINES = {"vllm": "vLLM", "nccl": "NCCL", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+OTHERS = ("sglang", "trtllm")
 NOTES = (
     "times are of one call in a CUDA graph at locked clocks: no launch, no gaps; vLLM's fp8_block GEMMs are not",
     "fp8, fp8_block and nvfp4 GEMMs time the layer from bf16 activations: the quantisation is in them, on H100 and "
@@ -52,6 +55,8 @@ NOTES = (
 @dataclass(frozen=True, slots=True)
 class _File:
     table: str
+    area: str
+    engine: str
     version: str
     path: Path
 
@@ -80,7 +85,7 @@ def read_aiconfigurator(path: Path, gpu: str | None) -> Measurements:
             continue
         tables[file.table] = rows
         devices |= dict.fromkeys(rows["device"].drop_nulls().unique(maintain_order=True), file.path)
-        software.add(f"{TABLES[file.table].library} {file.version}")
+        software.add(f"{ENGINES[file.engine]} {file.version}" + f" ({file.table})" * (file.engine in OTHERS))
         if others := sorted(set(rows["version"].drop_nulls().unique()) - {file.version}):
             found.notes.append(f"{file.table}: the folder says version {file.version}, rows also {one_of(others)}")
     if "gemm" in tables and (more := _filled_gemm(folder, tables["gemm"], found)):
@@ -143,20 +148,23 @@ def _newest(folder: Path, notes: list[str]) -> list[_File]:
     """The newest file of every table, in TABLES' order."""
     every = []
     for path in sorted(folder.glob("*/*/*/*_perf.parquet")):
-        area, library, version, name = *path.parts[-4:-1], path.stem.removesuffix("_perf")
-        every.append((area, library, _File(name, version, path)))
+        area, engine, version, name = *path.parts[-4:-1], path.stem.removesuffix("_perf")
+        every.append(_File(name, area, engine, version, path))
     for path in sorted(folder.glob("*__*.csv*")):
         if match := re.fullmatch(r"(\w+)__([a-z]+)(\d.*?)\.csv(?:\.gz)?", path.name):
             name = match[1].removeprefix("quantize_")
-            every.append((TABLES[name].area if name in TABLES else "", match[2], _File(name, match[3], path)))
+            every.append(_File(name, TABLES[name].area if name in TABLES else "", match[2], match[3], path))
     chosen = []
     for name, table in TABLES.items():
-        same = [f for area, lib, f in every if f.table == name and area == table.area and lib == table.library.lower()]
-        same.sort(key=lambda file: _newness(file.version))
+        same = []
+        for engine in reversed(table.engines):
+            mine = [f for f in every if f.table == name and f.area == table.area and f.engine == engine.lower()]
+            same += sorted(mine, key=lambda file: _newness(file.version))
         chosen += same[-1:]
         if same[:-1]:
-            notes.append(f"{name}: version {same[-1].version} taken, not {one_of(f.version for f in same[:-1])}")
-    if left := sorted({file.table for _, library, file in every if library == "vllm" and file.table not in TABLES}):
+            others = one_of(f"{f.engine} {f.version}" for f in same[:-1])
+            notes.append(f"{name}: {same[-1].engine} {same[-1].version} taken, not {others}")
+    if left := sorted({file.table for file in every if file.engine == "vllm" and file.table not in TABLES}):
         notes.append(f"tables that are not imported: {one_of(left)}")
     return chosen
 

@@ -22,10 +22,11 @@ NCCL_BYTES = {"half": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One file of a system: its area in the package, who wrote its kernels, its columns, and what adds its rows."""
+    """One file of a system: its area in the package, the engines whose kernels are taken (the first that it has), its
+    columns, and what adds its rows."""
 
     area: str
-    library: str
+    engines: tuple[str, ...]
     columns: dict[str, Kind]
     add: Callable[[Gathered, pl.DataFrame], None]
 
@@ -67,7 +68,43 @@ def _attention(found: Gathered, rows: pl.DataFrame, family: str) -> None:
         "window_size": "window",
         "kernel_source": "kernel",
     }
-    found.add(family, rows.rename(names).with_columns(pl.col("window").fill_null(0)), "latency", "ms")
+    rows = rows.rename(names).with_columns(pl.col("window").fill_null(0), value_dim="head_dim")
+    found.add(family, rows, "latency", "ms")
+
+
+def _latents(found: Gathered, rows: pl.DataFrame, family: str, **sizes: pl.Expr) -> None:
+    """Attention kernels of MLA at the sizes of DeepSeek-V3, `num_heads` of them on the rank."""
+    import polars as pl
+
+    again = pl.col("tp_size") > pl.col("tp_size").min().over("num_heads")
+    rows = found.without(rows, again, family, "the same number of heads of another model and tp: timed twice")
+    rows = found.without(rows, pl.col("mla_dtype") != "bfloat16", family, "attention in another dtype than bf16")
+    emulated = (pl.col("kernel_source") == "flash_attention") & (pl.col("kv_cache_dtype") == "fp8")
+    rows = found.without(rows, emulated, family, "FlashAttention with an fp8 cache, which it converts: 9 times slower")
+    rows = _known(found, rows, "kv_cache_dtype", DTYPES, family)
+    names = {
+        "kv_cache_dtype": "kv_dtype",
+        "batch_size": "sequences",
+        "isl": "q",
+        "step": "context",
+        "num_heads": "heads",
+        "kernel_source": "kernel",
+    }
+    sizes["window"] = pl.lit(0)
+    rows = rows.rename(names).with_columns(**{name: size.cast(pl.Int64) for name, size in sizes.items()})
+    found.add(family, rows.with_columns(pl.concat_str("kernel", pl.lit(" (latents)"))), "latency", "ms")
+
+
+def _latents_prefill(found: Gathered, rows: pl.DataFrame) -> None:
+    import polars as pl
+
+    _latents(found, rows, "prefill_attention", kv_heads=pl.col("heads"), head_dim=pl.lit(192), value_dim=pl.lit(128))
+
+
+def _latents_decode(found: Gathered, rows: pl.DataFrame) -> None:
+    import polars as pl
+
+    _latents(found, rows, "decode_attention", kv_heads=pl.lit(1), head_dim=pl.lit(576), value_dim=pl.lit(512))
 
 
 def _mla(found: Gathered, rows: pl.DataFrame, family: str) -> None:
@@ -168,6 +205,11 @@ _MLA: dict[str, Kind] = {
     **dict.fromkeys(("model", "mla_dtype", "kv_cache_dtype", "gemm_type"), str),
     "latency": float,
 }
+_LATENTS: dict[str, Kind] = {
+    **dict.fromkeys(("num_heads", "batch_size", "isl", "tp_size", "step"), int),
+    **dict.fromkeys(("mla_dtype", "kv_cache_dtype"), str),
+    "latency": float,
+}
 _MOE: dict[str, Kind] = {
     **dict.fromkeys(
         ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"), int
@@ -182,19 +224,22 @@ _NCCL: dict[str, Kind] = {"op_name": str, "nccl_dtype": str, "num_gpus": int, "m
 _QUANTIZE: dict[str, Kind] = {"quant_dtype": str, "m": int, "k": int, "latency": float}
 
 TABLES = {
-    "gemm": Table("gemm", "vLLM", {"gemm_dtype": str, "m": int, "n": int, "k": int, "latency": float}, _gemm),
+    "gemm": Table("gemm", ("vLLM",), {"gemm_dtype": str, "m": int, "n": int, "k": int, "latency": float}, _gemm),
     "context_attention": Table(
-        "attention", "vLLM", _ATTENTION, lambda found, rows: _attention(found, rows, "prefill_attention")
+        "attention", ("vLLM",), _ATTENTION, lambda found, rows: _attention(found, rows, "prefill_attention")
     ),
     "generation_attention": Table(
-        "attention", "vLLM", _ATTENTION, lambda found, rows: _attention(found, rows, "decode_attention")
+        "attention", ("vLLM",), _ATTENTION, lambda found, rows: _attention(found, rows, "decode_attention")
     ),
-    "mla_context_module": Table("mla", "vLLM", _MLA, lambda found, rows: _mla(found, rows, "mla_prefill_module")),
-    "mla_generation_module": Table("mla", "vLLM", _MLA, lambda found, rows: _mla(found, rows, "mla_decode_module")),
-    "moe": Table("moe", "vLLM", _MOE, _moe),
-    "scale_matrix": Table("quantize", "vLLM", _QUANTIZE, _later),
-    "computescale": Table("quantize", "vLLM", _QUANTIZE, _later),
-    "custom_allreduce": Table("comm", "vLLM", _ALLREDUCE, _allreduce),
-    "nccl": Table("comm", "NCCL", _NCCL, _nccl),
+    # SGLang's prefill tables time the decode kernel; its decode kernels are those that vLLM runs
+    "context_mla": Table("mla", ("TRTLLM",), _LATENTS, _latents_prefill),
+    "generation_mla": Table("mla", ("SGLang", "TRTLLM"), _LATENTS, _latents_decode),
+    "mla_context_module": Table("mla", ("vLLM",), _MLA, lambda found, rows: _mla(found, rows, "mla_prefill_module")),
+    "mla_generation_module": Table("mla", ("vLLM",), _MLA, lambda found, rows: _mla(found, rows, "mla_decode_module")),
+    "moe": Table("moe", ("vLLM",), _MOE, _moe),
+    "scale_matrix": Table("quantize", ("vLLM",), _QUANTIZE, _later),
+    "computescale": Table("quantize", ("vLLM",), _QUANTIZE, _later),
+    "custom_allreduce": Table("comm", ("vLLM",), _ALLREDUCE, _allreduce),
+    "nccl": Table("comm", ("NCCL",), _NCCL, _nccl),
 }
 """Table (the file's name without _perf) -> how it is read."""

@@ -159,6 +159,7 @@ def _attention(found: Gathered, profile: Profile, model: ModelSpec) -> None:
         heads=pl.lit(model.heads_per_rank(profile.tp), pl.Int64),
         kv_heads=pl.lit(model.kv_heads_per_rank(profile.tp), pl.Int64),
         head_dim=pl.lit(model.head_dim, pl.Int64),
+        value_dim=pl.lit(model.head_dim, pl.Int64),
         window=pl.lit(0, pl.Int64),
     )
     chunks = rows.filter(prefill).with_columns(sequences=pl.lit(1, pl.Int64), q="prefill_chunk", context="kv_prefill")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calibrate.hardware import Gpu
+from calibrate.kernels.heads import WIDEST
 from calibrate.measurements import FAMILIES
 
 if TYPE_CHECKING:
@@ -139,17 +140,18 @@ def _attention(gpu: Gpu, q: pl.Expr) -> Bounds:
     # keys that a query meets, on average; with a window at least half of what the last one meets
     seen = pl.when(whole).then(context + (q + 1) / 2).otherwise(pl.min_horizontal(context + q, window) / 2)
     kept = pl.when(whole).then(context + q).otherwise(pl.min_horizontal(context, window) + q)
-    flops = 4 * _f("sequences") * q * _f("heads") * _f("head_dim") * seen
-    moved = 2 * _f("sequences") * kept * _f("kv_heads") * _f("head_dim") * _kv_bytes()
+    elements = _f("head_dim") + _f("value_dim")
+    stored = pl.when(pl.col("head_dim") > WIDEST).then(_f("head_dim")).otherwise(elements)
+    flops = 2 * _f("sequences") * q * _f("heads") * elements * seen
+    moved = _f("sequences") * kept * _f("kv_heads") * stored * _kv_bytes()
     return _bounds(gpu, flops, _attention_rate(gpu), moved)
 
 
-def _mla(gpu: Gpu, q: pl.Expr, module: bool = False) -> Bounds:
+def _mla(gpu: Gpu, q: pl.Expr) -> Bounds:
     tokens = _f("sequences") * q
     pairs = tokens * (_f("context") + (q + 1) / 2)
     moved = _f("sequences") * (_f("context") + q) * MLA_LATENT * _kv_bytes()
-    # a module's activations pass through a dozen kernels
-    more = 12 * 2 * MLA_HIDDEN * tokens if module else 0.0
+    more = 12 * 2 * MLA_HIDDEN * tokens  # activations pass through a dozen kernels
     return _bounds(gpu, 2 * pairs * _f("heads") * (MLA_KEY + MLA_VALUE), _attention_rate(gpu), moved, more)
 
 
@@ -196,10 +198,8 @@ _BOUNDS = {
     "gemm": _gemm,
     "prefill_attention": lambda gpu: _attention(gpu, _f("q")),
     "decode_attention": lambda gpu: _attention(gpu, _one()),
-    "mla_prefill": lambda gpu: _mla(gpu, _f("q")),
-    "mla_decode": lambda gpu: _mla(gpu, _one()),
-    "mla_prefill_module": lambda gpu: _mla(gpu, _f("q"), module=True),
-    "mla_decode_module": lambda gpu: _mla(gpu, _one(), module=True),
+    "mla_prefill_module": lambda gpu: _mla(gpu, _f("q")),
+    "mla_decode_module": lambda gpu: _mla(gpu, _one()),
     "moe": _moe,
     "elementwise": lambda gpu: _moves(gpu, 2 * _f("rows") * _f("elements")),
     "quantize": lambda gpu: _moves(gpu, 3 * _f("m") * _f("k")),

@@ -155,6 +155,7 @@ def read_attention(found: Gathered, file: Path, decode: bool = True) -> None:
         heads=pl.col("n_q_head") // tp,
         kv_heads=(pl.col("n_kv_head") // tp).clip(1),
         head_dim=pl.col("n_embd") // pl.col("n_q_head"),
+        value_dim=pl.col("n_embd") // pl.col("n_q_head"),
         window=pl.lit(0, pl.Int64),
         kernel=pl.col("attention_backend").str.replace("AttentionBackend.", "", literal=True),
     )

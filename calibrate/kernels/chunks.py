@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -96,6 +96,22 @@ class ChunkPrices:
             seconds += alone[q] + key[q] * (more_keys(q, context, window) if window else context)
         return seconds
 
+    def plus(self, fresh: Callable[[Floats], Floats], cached_s: float) -> ChunkPrices:
+        """With `fresh(tokens)` seconds more for the new tokens of all chunks together (tokens from 1; never falling),
+        and `cached_s` for every cached one."""
+        q = np.arange(1, len(self.alone_s), dtype=np.float64)
+        least = float(fresh(q[:1])[0])
+        levels = [np.array(s) + _padded((fresh(2.0**i * q) - least) / 2**i) for i, s in enumerate(self.level_s)]
+        keys = [np.array(s) + _padded(np.full(len(q), cached_s)) for s in self.level_key_s]
+        return replace(
+            self,
+            alone_s=_array(np.array(self.alone_s) + _padded(fresh(q))),
+            key_s=_array(keys[0]),
+            fixed_s=self.fixed_s + least,
+            level_s=[_array(s) for s in levels],
+            level_key_s=[_array(s) for s in keys],
+        )
+
 
 def compile_chunks(prices: Priced, riders: Riders, max_q: int, max_chunks: int, window: int) -> ChunkPrices:
     """The look-ups for chunks of 1..`max_q` tokens, up to `max_chunks` like them in one kernel."""
@@ -111,8 +127,17 @@ def compile_chunks(prices: Priced, riders: Riders, max_q: int, max_chunks: int, 
 
 
 def _by_tokens(seconds: Floats) -> array[float]:
-    """A look-up whose entry q is of q tokens: entry 0 is 0. An array holds numbers as a list does, built in no time."""
-    return array("d", np.concatenate([[0.0], seconds]).tobytes())
+    """A look-up whose entry q is of q tokens: entry 0 is 0."""
+    return _array(_padded(seconds))
+
+
+def _padded(seconds: Floats) -> Floats:
+    return np.concatenate([[0.0], seconds])
+
+
+def _array(seconds: Floats) -> array[float]:
+    """An array holds numbers as a list does, built in no time."""
+    return array("d", seconds.tobytes())
 
 
 def more_keys(q: int, context: int, window: int) -> float:

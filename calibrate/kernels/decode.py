@@ -45,24 +45,24 @@ CONTEXTS = np.array([0, *(2.0 ** np.arange(6, 18) - 1), 2.0**20 - 1])
 SEQUENCES = np.array([2.0**i for i in range(12)], np.float64)
 """The knots: with its own token each sequence sees 1, 64, 128, ... 131072 and, for what comes after, 2^20."""
 
-UNITS = np.array([0, 2, 4, 6, 7, 8, 9, 10, 11, 12, 14.0])
+UNITS = np.array([0, 2, 4, 6, 7, 8, 9, 10, 11, 12, 14, 17.0])
 SEEN = np.log2([1, 64, 256, 1024, 8192, 131072])
 AXES = (
-    Axes({"kv_bytes": np.arange(14, 37.0), "ratio": np.array([0, 1, 6.0])}),  # caches end at some size
+    Axes({"kv_bytes": np.arange(14, 37.0), "ratio": np.array([0, 1, 6, 7.0])}),  # caches end at some size
     Axes({"seen": np.log2([1, 64, 128, 256, 512, 1024, 2048, 8192, 131072]), "kv_units": np.arange(0, 15.0)}),
     Axes({"ratio": np.array([0, 1.0]), "seen": SEEN, "units": UNITS}),  # without grouped queries some do not split KV
     Axes({"seen": SEEN, "sequences": np.arange(0, 12.0)}),
     Axes(
         {
             "kv_heads": np.array([0, 2, 3.0]),
-            "ratio": np.array([0, 1, 2, 3, 4, 6.0]),
+            "ratio": np.array([0, 1, 2, 3, 4, 6, 7.0]),
             "seen": np.log2([1, 128, 1024, 8192, 131072]),
         }
     ),
     Axes(
         {
             "kv_heads": np.array([0, 1, 2, 3.0]),
-            "ratio": np.array([0, 1, 3, 6.0]),
+            "ratio": np.array([0, 1, 3, 6, 7.0]),
             "sequences": np.array([0, 4, 7, 9, 10, 11.0]),
         }
     ),
@@ -110,10 +110,6 @@ class DecodeModel:
     roofline: Roofline
     kinds: Mapping[str, DecodeKind]
 
-    def has(self, kv_dtype: str, head_dim: int, window: int = 0) -> bool:
-        """Whether this kind was measured."""
-        return HeadShape(kv_dtype, 1, 1, head_dim, window).kind in self.kinds
-
     def seconds(
         self,
         kv_dtype: str,
@@ -122,6 +118,7 @@ class DecodeModel:
         heads: ArrayLike,
         kv_heads: ArrayLike,
         head_dim: ArrayLike,
+        value_dim: ArrayLike,
         window: ArrayLike = 0,
         *,
         resident: bool = False,
@@ -132,7 +129,7 @@ class DecodeModel:
         serving step it does not: all other layers' weights and KV were read since. So by default what is cheaper than
         reading the KV from memory is raised to that.
         """
-        points = [np.asarray(x, np.float64) for x in (sequences, context, heads, kv_heads, head_dim, window)]
+        points = [np.asarray(x, np.float64) for x in (sequences, context, heads, kv_heads, head_dim, value_dim, window)]
         size = np.broadcast_shapes(*(x.shape for x in points))
         number, cached, *shape = (np.broadcast_to(x, size).ravel() for x in points)
         out = np.empty(number.shape)
@@ -148,10 +145,11 @@ class DecodeModel:
         heads: ArrayLike,
         kv_heads: ArrayLike,
         head_dim: ArrayLike,
+        value_dim: ArrayLike,
         window: ArrayLike = 0,
     ) -> NDArray[np.bool_]:
         """Whether the kind was measured, and tokens seen, KV bytes, sequences and heads lie in the measured range."""
-        points = [np.asarray(x, np.float64) for x in (sequences, context, heads, kv_heads, head_dim, window)]
+        points = [np.asarray(x, np.float64) for x in (sequences, context, heads, kv_heads, head_dim, value_dim, window)]
         size = np.broadcast_shapes(*(x.shape for x in points))
         number, cached, *shape = (np.broadcast_to(x, size).ravel() for x in points)
         out = np.zeros(number.shape, bool)
@@ -230,7 +228,7 @@ def fit_decode(table: pl.DataFrame, roofline: Roofline) -> DecodeModel:
 def evaluate(table: pl.DataFrame, roofline: Roofline, seed: int = 0) -> list[tuple[str, str, float, float, int]]:
     """(what, which, median, p90, points): |relative error| of `resident` prices of points held out of the fit.
 
-    "rows": a fifth of the points, at random; "shapes": all points of a fifth of the head shapes; "batches": all
+    "rows": a fifth of the points, at random; "shapes": all of a fifth of the head shapes, each once; "batches": all
     of 4, 64 and 512 sequences; "longest": contexts beyond a quarter of the longest; "most": more than a quarter of the
     most sequences. `which` says whether all points are counted or those with more KV than a cache holds ("uncached").
     """
@@ -264,7 +262,7 @@ def _held_out(table: pl.DataFrame, seed: int) -> Iterator[tuple[str, list[tuple[
     shapes = table.select("heads", "kv_heads", "head_dim").unique().sort("heads", "kv_heads", "head_dim")
     fold = pl.Series("fold", np.random.default_rng(seed).permutation(len(shapes)) % 5)
     dealt = table.join(shapes.with_columns(fold), on=shapes.columns, how="left", maintain_order="left")
-    yield "shapes", [(dealt.filter(pl.col("fold") != 0), dealt.filter(pl.col("fold") == 0))]
+    yield "shapes", [(dealt.filter(pl.col("fold") != i), dealt.filter(pl.col("fold") == i)) for i in range(5)]
     edges = {
         "batches": pl.col("sequences").is_in([4, 64, 512]),
         "longest": pl.col("context") > pl.col("context").max() / 4,

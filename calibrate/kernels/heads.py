@@ -1,10 +1,12 @@
 """Head shapes of attention, what an attention kernel must compute and move, and the fit that both phases share.
 
-A kind is (KV dtype, head dimension, window): kernels of one kind share their code. It knows no kernel's time structure.
+A kind is (KV dtype, elements of keys and values, window): kernels of one kind share their code. It knows no kernel's
+time structure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,17 +26,21 @@ if TYPE_CHECKING:
 
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp32": 4.0}
 QUERY_BYTES = 2.0  # queries in and outputs out are 16 bit
-COLUMNS = ("heads", "kv_heads", "head_dim", "window")
+COLUMNS = ("heads", "kv_heads", "head_dim", "value_dim", "window")
+KIND_COLUMNS = ("kv_dtype", "head_dim", "value_dim", "window")
+WIDEST = 256  # elements of a head that kernels take, but for the cached latents of MLA
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The heads of one GPU in one layer; `window` 0 is full attention."""
+    """The heads of one GPU in one layer, with keys of `head_dim` and values of `value_dim` elements; `window` 0 is full
+    attention. A KV head wider than WIDEST is a cached latent (MLA), whose first elements are its value."""
 
     kv_dtype: str
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     window: int = 0
 
     def __post_init__(self) -> None:
@@ -46,7 +52,7 @@ class HeadShape:
     @property
     def kind(self) -> str:
         """The name of the kind, as a profile writes it."""
-        return f"{self.kv_dtype}/{self.head_dim}/{self.window}"
+        return kind_name(self.kv_dtype, self.head_dim, self.value_dim, self.window)
 
     @property
     def owner(self) -> str:
@@ -56,22 +62,37 @@ class HeadShape:
     @property
     def kv_token_bytes(self) -> float:
         """Bytes of one token's keys and values."""
-        return 2.0 * self.kv_heads * self.head_dim * KV_BYTES[self.kv_dtype]
+        own = self.value_dim if self.head_dim <= WIDEST or self.value_dim == self.head_dim else 0
+        return float(self.kv_heads * (self.head_dim + own)) * KV_BYTES[self.kv_dtype]
 
     @property
     def query_token_bytes(self) -> float:
         """Bytes of one token's queries in and outputs out."""
-        return 2.0 * self.heads * self.head_dim * QUERY_BYTES
+        return float(self.heads * (self.head_dim + self.value_dim)) * QUERY_BYTES
 
     @property
     def pair_flops(self) -> float:
         """FLOPs of one query token meeting one cached token: QK^T and PV, 2 a multiply-add."""
-        return 4.0 * self.heads * self.head_dim
+        return 2.0 * self.heads * (self.head_dim + self.value_dim)
 
     def peak(self, roofline: Roofline) -> float:
         """FLOP/s of the multiplication, which is at most in the KV's dtype where the GPU has a rate for that."""
         widest = roofline.flops.get("bf16") or max(roofline.flops.values())
         return roofline.flops.get(self.kv_dtype) or widest
+
+
+def kind_name(kv_dtype: str, head_dim: int, value_dim: int, window: int) -> str:
+    """KV dtype/elements/window: bf16/128/0, or with values of another size bf16/192:128/0."""
+    elements = f"{head_dim}" if head_dim == value_dim else f"{head_dim}:{value_dim}"
+    return f"{kv_dtype}/{elements}/{window}"
+
+
+def kind_sizes(name: str) -> tuple[str, int, int, int]:
+    """What `kind_name` was given; `ServecastError` where it gives no such name."""
+    parts = re.fullmatch(r"(\w+)/(\d+)(?::(\d+))?/(\d+)", name)
+    if parts is None or parts[1] not in KV_BYTES:
+        raise ServecastError(f"{name!r} is no kind; expected KV dtype/head dimension/window: bf16/128/0")
+    return parts[1], int(parts[2]), int(parts[3] or parts[2]), int(parts[4])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +153,24 @@ def checked_kinds(names: list[str], where: str) -> None:
     if not names:
         raise ServecastError(f"{where}: holds no kind; expected at least one such as bf16/128/0")
     for name in names:
-        dtype, *sizes = name.split("/")
-        if dtype not in KV_BYTES or len(sizes) != 2 or not all(size.isdigit() for size in sizes):
-            raise ServecastError(f"{where}: {name!r} is no kind; expected KV dtype/head dimension/window: bf16/128/0")
+        try:
+            kind_sizes(name)
+        except ServecastError as error:
+            raise ServecastError(f"{where}: {error}") from None
 
 
 def closest_kind(names: list[str], shape: HeadShape) -> str:
-    """The kind of the shape, or the one whose factors stand for it: full attention for full attention and windows for
-    windows, then the same KV dtype, then the nearest head dimension and window."""
+    """The kind of the shape, or the one whose factors stand for it: latents for latents, full attention for full
+    attention and windows for windows, then the same KV dtype, then the nearest head dimension and window."""
 
-    def distance(name: str) -> tuple[bool, bool, float, float]:
-        dtype, head_dim, window = name.split("/")
+    def distance(name: str) -> tuple[bool, bool, bool, float, float]:
+        kv_dtype, head_dim, value_dim, window = kind_sizes(name)
         return (
-            (window == "0") != (shape.window == 0),
-            dtype != shape.kv_dtype,
-            abs(float(np.log(int(head_dim) / shape.head_dim))),
-            abs(float(np.log((int(window) or 1) / (shape.window or 1)))),
+            (head_dim == value_dim) != (shape.head_dim == shape.value_dim),
+            (window == 0) != (shape.window == 0),
+            kv_dtype != shape.kv_dtype,
+            abs(float(np.log(head_dim / shape.head_dim))),
+            abs(float(np.log((window or 1) / (shape.window or 1)))),
         )
 
     return min(names, key=distance)
@@ -173,14 +196,12 @@ def extended(seconds: Floats, sequences: Floats, most: float) -> Floats:
 
 def by_kind(table: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
     """The kinds of a table of measurements with their rows, in order."""
-    for (dtype, head_dim, window), rows in table.sort("kv_dtype", "head_dim", "window").group_by(
-        "kv_dtype", "head_dim", "window", maintain_order=True
-    ):
-        yield f"{dtype}/{head_dim}/{window}", rows
+    for key, rows in table.sort(KIND_COLUMNS).group_by(*KIND_COLUMNS, maintain_order=True):
+        yield kind_name(*key), rows
 
 
 def by_shape(kv_dtype: str, *sizes: Floats) -> Iterator[tuple[HeadShape, NDArray[np.bool_]]]:
-    """The distinct head shapes among points (heads, kv_heads, head_dim, window: one array each) and where they are."""
+    """The distinct head shapes among points (COLUMNS: one array each) and where they are."""
     if all((x == x[0]).all() for x in sizes if len(x)):
         if len(sizes[0]):
             yield HeadShape(kv_dtype, *(int(x[0]) for x in sizes)), np.ones(len(sizes[0]), bool)

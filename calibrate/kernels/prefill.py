@@ -48,13 +48,13 @@ SEQUENCES = np.array([2.0**i for i in range(9)], np.float64)
 """Between these sizes a price is interpolated: the factor linearly in log q, the seconds linearly in sequences."""
 
 KNOTS = np.log2([1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 16384])
-UNITS = np.array([0, 2, 4, 5, 6, 7, 8, 9, 10, 12, 14.0])
+UNITS = np.array([0, 2, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15.0])
 FEW = np.log2([16, 128, 512, 2048, 16384])
 AXES = (
     Axes({"rows": np.array([0, *range(4, 16), 17.0]), "kv_units": UNITS}),  # a kernel that packs a KV head's queries
     Axes({"q": KNOTS, "units": UNITS}),  # one that does not
     Axes({"q": KNOTS, "sequences": np.array([0, 1, 2, 4, 6, 8.0])}),
-    Axes({"kv_heads": np.array([0, 1, 2, 3, 6.0]), "ratio": np.array([0, 1, 2, 3, 4, 6.0]), "q": FEW}),
+    Axes({"kv_heads": np.array([0, 1, 2, 3, 6, 7.0]), "ratio": np.array([0, 1, 2, 3, 4, 6.0]), "q": FEW}),
     Axes({"q": FEW}, own=True, ridge=0.02),
 )
 """What a factor depends on, in powers of two: rows = q x ratio, kv_units = sequences x KV heads, units = sequences x
@@ -156,10 +156,6 @@ class PrefillModel:
     roofline: Roofline
     kinds: Mapping[str, PrefillKind]
 
-    def has(self, kv_dtype: str, head_dim: int, window: int = 0) -> bool:
-        """Whether this kind was measured."""
-        return HeadShape(kv_dtype, 1, 1, head_dim, window).kind in self.kinds
-
     def seconds(
         self,
         kv_dtype: str,
@@ -169,6 +165,7 @@ class PrefillModel:
         heads: ArrayLike,
         kv_heads: ArrayLike,
         head_dim: ArrayLike,
+        value_dim: ArrayLike,
         window: ArrayLike = 0,
     ) -> Floats:
         """Seconds of one kernel: `sequences` of `q` new tokens each after `context` cached ones, all in one call.
@@ -176,7 +173,8 @@ class PrefillModel:
         Sizes broadcast. Beyond the measured range the factor at its edge holds, so times follow the roofline. A kind
         that was not measured has its own roofline and the factors of the closest one that was.
         """
-        points = [np.asarray(x, np.float64) for x in (sequences, q, context, heads, kv_heads, head_dim, window)]
+        sizes = (sequences, q, context, heads, kv_heads, head_dim, value_dim, window)
+        points = [np.asarray(x, np.float64) for x in sizes]
         size = np.broadcast_shapes(*(x.shape for x in points))
         number, tokens, cached, *shape = (np.broadcast_to(x, size).ravel() for x in points)
         out = np.empty(number.shape)
@@ -192,10 +190,11 @@ class PrefillModel:
         heads: ArrayLike,
         kv_heads: ArrayLike,
         head_dim: ArrayLike,
+        value_dim: ArrayLike,
         window: ArrayLike = 0,
     ) -> NDArray[np.bool_]:
         """Whether the kind was measured, and prompts, their number and the heads each lie in the measured range."""
-        points = [np.asarray(x, np.float64) for x in (sequences, q, heads, kv_heads, head_dim, window)]
+        points = [np.asarray(x, np.float64) for x in (sequences, q, heads, kv_heads, head_dim, value_dim, window)]
         size = np.broadcast_shapes(*(x.shape for x in points))
         number, tokens, *shape = (np.broadcast_to(x, size).ravel() for x in points)
         out = np.zeros(number.shape, bool)
@@ -274,7 +273,7 @@ def fit_prefill(table: pl.DataFrame, roofline: Roofline) -> PrefillModel:
 def evaluate(table: pl.DataFrame, roofline: Roofline, seed: int = 0) -> list[tuple[str, str, float, float, int]]:
     """(what, times, median, p90, points): |relative error| of prices of points that were held out of the fit.
 
-    "rows": a fifth of the points, at random; "shapes": all points of a fifth of the head shapes; "longest":
+    "rows": a fifth of the points, at random; "shapes": all points of a fifth of the head shapes, each once; "longest":
     prompts of more than half of the longest; "most": more than a quarter of the most sequences. `times` says whether
     all points are counted or those of 0.1 ms and more.
     """
@@ -308,7 +307,7 @@ def _held_out(table: pl.DataFrame, seed: int) -> Iterator[tuple[str, list[tuple[
     shapes = table.select("heads", "kv_heads", "head_dim").unique().sort("heads", "kv_heads", "head_dim")
     fold = pl.Series("fold", np.random.default_rng(seed).permutation(len(shapes)) % 5)
     dealt = table.join(shapes.with_columns(fold), on=shapes.columns, how="left", maintain_order="left")
-    yield "shapes", [(dealt.filter(pl.col("fold") != 0), dealt.filter(pl.col("fold") == 0))]
+    yield "shapes", [(dealt.filter(pl.col("fold") != i), dealt.filter(pl.col("fold") == i)) for i in range(5)]
     edges = {
         "longest": pl.col("q") > pl.col("q").max() / 2,
         "most": pl.col("sequences") > pl.col("sequences").max() / 4,

@@ -133,7 +133,7 @@ class _Maker:
         for group in attention_groups(model, Parallelism(tp=tp)):
             if group.kind != "gqa" or group.window:
                 continue
-            shape = (group.heads, group.kv_heads, group.head_dim, 0)
+            shape = (group.heads, group.kv_heads, group.head_dim, group.head_dim, 0)
             values: tuple[Any, ...]
             for n, q, context in sizes.prefill:
                 values = (self.plain, n, q, context, *shape)

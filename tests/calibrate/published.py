@@ -52,8 +52,21 @@ def aiconfigurator_rows() -> dict[str, list[Row]]:
     ]
     mla_shape = {"model": "deepseek-ai/DeepSeek-V3", "tp_size": 1, "gemm_type": "fp8_block", "kernel_source": "mla"}
     mla = {**mla_shape, "mla_dtype": "bfloat16", "kv_cache_dtype": "fp8", "num_heads": 16, "batch_size": 4}
+    latents = {"mla_dtype": "bfloat16", "num_heads": 16, "batch_size": 4}
+    context_mla = [
+        {**latents, "tp_size": tp, "kv_cache_dtype": "bfloat16", "isl": 2048, "step": 0, "latency": tp * 0.4}
+        | {"kernel_source": "default"}
+        for tp in (4, 8)
+    ]
+    generation_mla = [
+        {**latents, "tp_size": 4, "kv_cache_dtype": dtype, "isl": 1, "step": 2047, "latency": 0.02}
+        | {"kernel_source": "flash_attention"}
+        for dtype in ("bfloat16", "fp8")
+    ]
     return {
         "gemm": gemm,
+        "context_mla": context_mla,
+        "generation_mla": generation_mla,
         "context_attention": context,
         "generation_attention": generation,
         "moe": moe,
@@ -83,7 +96,7 @@ def aiconfigurator_rows() -> dict[str, list[Row]]:
 
 AREAS = {"gemm": "gemm", "moe": "moe", "computescale": "quantize", "scale_matrix": "quantize"} | {
     **dict.fromkeys(("context_attention", "generation_attention"), "attention"),
-    **dict.fromkeys(("mla_context_module", "mla_generation_module"), "mla"),
+    **dict.fromkeys(("mla_context_module", "mla_generation_module", "context_mla", "generation_mla"), "mla"),
     **dict.fromkeys(("custom_allreduce", "nccl"), "comm"),
 }
 
@@ -93,7 +106,7 @@ def write_aiconfigurator(
 ) -> Path:
     """A system's folder in either form; returns it."""
     for name, rows in tables.items():
-        library = "nccl" if name == "nccl" else engine
+        library = {"nccl": "nccl", "context_mla": "trtllm", "generation_mla": "sglang"}.get(name, engine)
         frame = pl.DataFrame([{"version": version, "device": "NVIDIA H100 80GB HBM3", **row} for row in rows])
         if csv:
             folder.mkdir(parents=True, exist_ok=True)

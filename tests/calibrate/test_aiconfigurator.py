@@ -35,6 +35,12 @@ def test_aiconfigurator_means_what_its_collectors_timed(system: Path) -> None:
     assert one(found, "prefill_attention", q=4096, window=1024)["sequences"] == 2
     row = one(found, "decode_attention", sequences=64)  # step counts the tokens before the new one
     assert (row["context"], row["heads"], row["kv_heads"], row["kv_dtype"]) == (8191, 32, 8, "fp8")
+    row = one(found, "prefill_attention", head_dim=192)  # timed twice, for another model's tp too
+    assert (row["heads"], row["kv_heads"], row["value_dim"], row["seconds"]) == (16, 16, 128, pytest.approx(1.6e-3))
+    row = one(found, "decode_attention", head_dim=576)
+    assert (row["heads"], row["kv_heads"], row["value_dim"], row["kv_dtype"]) == (16, 1, 512, "bf16")
+    assert any("1 of 2 rows left out: FlashAttention with an fp8 cache" in note for note in found.device.notes)
+    assert "SGLang 0.24.0 (generation_mla), TensorRT-LLM 0.24.0 (context_mla)" in found.device.software
     row = one(found, "mla_decode_module")  # here step counts the new one, too
     assert (row["context"], row["weights"], row["attn_dtype"], row["heads"]) == (2047, "fp8_block", "bf16", 16)
     assert one(found, "mla_prefill_module")["q"] == 2048
@@ -75,7 +81,7 @@ def test_tables_without_windows_are_of_full_attention(system: Path) -> None:
         if not row["window_size"]
     ]
     found = import_measurements("aiconfigurator", write_aiconfigurator(system, tables | {"context_attention": rows}))
-    assert found.tables["prefill_attention"]["window"].to_list() == [0, 0]
+    assert found.tables["prefill_attention"]["window"].to_list() == [0, 0, 0]
 
 
 def test_the_newest_version_is_taken_and_said(system: Path) -> None:
@@ -85,7 +91,7 @@ def test_the_newest_version_is_taken_and_said(system: Path) -> None:
     write_aiconfigurator(system, {"gemm": slower}, version="0.1.dev19262+g1")
     found = import_measurements("aiconfigurator", write_aiconfigurator(system, tables))
     assert one(found, "gemm", m=1, n=256, weights="bf16")["seconds"] == pytest.approx(gemm_ms(1, 256, 512) / 1e3)
-    assert "gemm: version 0.24.0 taken, not 0.1.dev19262+g1, 0.9.0" in found.device.notes
+    assert "gemm: vllm 0.24.0 taken, not vllm 0.1.dev19262+g1, vllm 0.9.0" in found.device.notes
 
 
 def test_block_scaled_gemms_come_from_the_engine_that_timed_them_in_a_graph(system: Path) -> None:

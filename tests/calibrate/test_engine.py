@@ -66,7 +66,7 @@ def test_unmodelled_and_unknown_options() -> None:
     for option, value in {
         "enable_prefix_caching": True, "speculative_config": {},
         "enable_lora": True, "swap_space": 8, "cpu_offload_gb": 10,
-        "watermark": 0.05, "max_num_partial_prefills": 2, "enforce_eager": True, "pipeline_parallel_size": 2,
+        "watermark": 0.05, "max_num_partial_prefills": 2, "pipeline_parallel_size": 2,
         "long_prefill_token_threshold_adaptive": True,
     }.items():  # fmt: skip
         assert f"engine.{option}: {value!r} is not modelled yet" in refusal(**{option: value})

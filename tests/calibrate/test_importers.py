@@ -29,7 +29,7 @@ def test_llmservingsim_layers_get_the_shapes_of_operators(tmp_path: Path) -> Non
         "embedding": 2048, "norms": 4096, "qk_norm": 2 * (512 + 64), "rope": 2 * (512 + 64), "activation": 3 * 1408,
         "final_norm": 4096, "sampling": 3 * 32000,
     }  # fmt: skip
-    heads = {"heads": 8, "kv_heads": 1, "head_dim": 64, "window": 0, "kv_dtype": "bf16"}
+    heads = {"heads": 8, "kv_heads": 1, "head_dim": 64, "value_dim": 64, "window": 0, "kv_dtype": "bf16"}
     assert one(found, "prefill_attention", context=1024).items() >= {"q": 512, "sequences": 1, **heads}.items()
     assert one(found, "prefill_attention", context=0)["seconds"] == pytest.approx(40e-6)
     assert one(found, "decode_attention").items() >= {"sequences": 16, "context": 2048, **heads}.items()

@@ -9,7 +9,7 @@ from calibrate.hardware import load_gpu
 from calibrate.importers.plausible import judge
 from tests.calibrate.imported import H100
 
-HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128, "window": 0}
+HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128, "value_dim": 128, "window": 0}
 LARGE: dict[str, tuple[dict[str, object], float, float]] = {
     # a point, its FLOPs (of bf16 where nothing else is said) and its bytes, counted by hand
     "gemm": ({"weights": "bf16", "m": 8192, "n": 16384, "k": 8192}, 2 * 2.0**40, 0),
@@ -21,12 +21,6 @@ LARGE: dict[str, tuple[dict[str, object], float, float]] = {
     "decode_attention": (
         {"kv_dtype": "fp8", "sequences": 512, "context": 32767, **HEADS}, 0, 512 * 32768 * 2 * 8 * 128.0,
     ),
-    "mla_prefill": (
-        {"kv_dtype": "bf16", "sequences": 1, "q": 16384, "context": 0, "heads": 128},
-        2 * (192 + 128) * 128 * (16384 * 16385 / 2),
-        0,
-    ),
-    "mla_decode": ({"kv_dtype": "bf16", "sequences": 512, "context": 32767, "heads": 1}, 0, 512 * 32768 * 576 * 2.0),
     "moe": (
         {"weights": "bf16", "tokens": 16384, "hidden": 7168, "inter": 2048, "experts": 256, "topk": 8, "tp": 1, "ep": 4}
         | {"skew": "balanced"},

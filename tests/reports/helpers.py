@@ -49,11 +49,20 @@ def run(
         engine.max_num_batched_tokens, engine.max_num_seqs, scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl
     )
     cost = compile_cost(model, layout, engine, Datasheet(gpu))
-    pool = Pool(replicas, scheduler, cost, blocks, engine.block_size, engine.max_model_len, engine.async_scheduling)
+    pool = Pool(
+        replicas,
+        scheduler,
+        cost,
+        blocks,
+        engine.block_size,
+        engine.max_model_len,
+        engine.async_scheduling,
+        engine.front_end,
+    )
     cluster = Cluster(source, pool, "round-robin")
     complete = cluster.run(keep_going)
     fixed = memory.budget_bytes - memory.kv_bytes
-    usable = cluster.replicas[0].state.kv.usable
+    usable = cluster.front_ends[0].replica.state.kv.usable
     deployment = Deployment(replicas, replicas, fixed, usable, engine.block_size, memory.kv_bytes_per_token)
     options = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "async_scheduling")
     facts: dict[str, Any] = {

@@ -101,7 +101,7 @@ def test_curves_end_where_the_measurements_end() -> None:
 
 def test_a_profile_of_other_shapes_is_drawn(tmp_path: Path) -> None:
     own = measured()
-    heads = {"heads": 14, "kv_heads": 2, "head_dim": 64}
+    heads = {"heads": 14, "kv_heads": 2, "head_dim": 64, "value_dim": 64}
     rows = {
         name: own.tables[name].filter(pl.col("heads") == 32).with_columns(pl.lit(v).alias(k) for k, v in heads.items())
         for name in ("prefill_attention", "decode_attention")

@@ -7,7 +7,9 @@ from math import inf
 
 import numpy as np
 
+from calibrate.engine import FrontEndTime
 from sim.clock import Clock
+from sim.frontend import FrontEnd
 from sim.kvcache import KVCache
 from sim.replica import Replica
 from sim.source import Desk
@@ -41,20 +43,24 @@ class LinearCost:
         return max(self.floor, a + self.kv * kv_tokens)
 
 
-def simulate(policy, cost, num_blocks, block_size, asynchronous, source, max_model_len=10**9):
+NO_TIME = FrontEndTime(0.0, 0.0)
+
+
+def simulate(policy, cost, num_blocks, block_size, asynchronous, source, front_end=NO_TIME, max_model_len=10**9):
     """Run `source` on one replica; (the replica, its log). The invariants have been checked."""
     clock, log = Clock(), Log()
     state = State(KVCache(num_blocks, block_size), policy.by_priority)
     replica = Replica(
         0, clock, state, policy, cost, log, source.on_finish, max_model_len=max_model_len, asynchronous=asynchronous
     )
-    clock.process(source.start(clock, Desk(replica.submit, lambda request: replica.cancel(request, clock.now))))
+    front = FrontEnd(clock, replica, log, source.on_finish, front_end)
+    clock.process(source.start(clock, Desk(front.submit, lambda request: front.cancel(request, clock.now))))
     clock.run()
     assert len(log.requests) == source.total
     check_invariants(log, policy, num_blocks)
     assert state.kv.free == state.kv.usable
     assert (state.decodes.count, state.decodes.kv_tokens, sum(state.decodes.phases)) == (0, 0, 0)
-    assert not any((state.running, state.waiting, state.prefilling, replica.in_flight))
+    assert not any((state.running, state.waiting, state.prefilling, front.in_flight))
     return replica, log
 
 

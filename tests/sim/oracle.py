@@ -21,6 +21,7 @@ class Naive:
     cap: int
     patience_s: float = inf
     priority: int = 0
+    entered_s: float = 0.0
     computed: int = 0
     out: int = 0  # output tokens delivered
     placeholders: int = 0  # output tokens in flight
@@ -50,7 +51,8 @@ class NaiveStep:
 
 
 class Oracle:
-    def __init__(self, policy, cost, num_blocks, block_size, asynchronous):
+    def __init__(self, policy, cost, num_blocks, block_size, asynchronous, request_s=0.0, prompt_token_s=0.0):
+        self.request_s, self.prompt_token_s, self.tokenised_s = request_s, prompt_token_s, 0.0
         self.policy, self.cost = policy, cost
         self.free, self.size, self.depth = num_blocks - 1, block_size, 2 if asynchronous else 1
         self.waiting: deque[Naive] = deque()
@@ -132,12 +134,25 @@ class Oracle:
         self.free += self.blocks(r.computed)
         (self.running if r in self.running else self.waiting).remove(r)
 
+    def arrive(self, arrivals, front, t):
+        """Who has arrived by `t` goes through the front end, one after the other, and then to the engine."""
+        while arrivals and arrivals[0].arrival_s <= t:
+            r = arrivals.popleft()
+            self.tokenised_s = max(self.tokenised_s, r.arrival_s) + self.prompt_token_s * r.prompt
+            r.entered_s = self.tokenised_s + self.request_s
+            front.append(r)
+        while front and front[0].entered_s <= t:
+            r = front.popleft()
+            if r.gives_up_s < r.entered_s:
+                r.done, r.cancelled_s = True, r.gives_up_s
+            else:
+                self.queue([r])
+
     def run(self, requests, follow_up=lambda r, now: None):
         """`requests` in order of arrival; `follow_up(r, now)` is asked for one more whenever one is finished."""
-        arrivals, fresh, flight, t, everyone = deque(requests), [], deque(), 0.0, list(requests)
+        arrivals, front, fresh, flight, t, everyone = deque(requests), deque(), [], deque(), 0.0, list(requests)
         while True:
-            while arrivals and arrivals[0].arrival_s <= t:
-                self.queue([arrivals.popleft()])
+            self.arrive(arrivals, front, t)
             preempted = self.preemptions
             while len(flight) < self.depth and (batch := self.plan()):
                 flight.append(batch)
@@ -146,9 +161,9 @@ class Oracle:
                 if fresh or self.preemptions > preempted:  # an empty plan that made room: the next one may use it
                     fresh = []
                     continue
-                if not arrivals:
+                if not arrivals and not front:
                     return everyone
-                t = arrivals[0].arrival_s
+                t = front[0].entered_s if front else arrivals[0].arrival_s
                 continue
             fresh = []
             batch = flight.popleft()
@@ -157,8 +172,7 @@ class Oracle:
             start, t = t, t + self.cost.step_s(chunks, len(kv), sum(kv))
             named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
             self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv)))
-            while arrivals and arrivals[0].arrival_s <= t:
-                self.queue([arrivals.popleft()])
+            self.arrive(arrivals, front, t)
             for r in [r for r in (*self.running, *self.waiting) if r.gives_up_s < t]:
                 r.done, r.cancelled_s = True, r.gives_up_s
                 self.leave(r)
@@ -176,7 +190,7 @@ class Oracle:
                     more = follow_up(r, t)
                     if more is not None:
                         everyone.append(more)
-                        if more.arrival_s == t:
+                        if more.arrival_s == t and not self.request_s:
                             fresh.append(more)
                         else:
                             insort(arrivals, more, key=lambda x: x.arrival_s)

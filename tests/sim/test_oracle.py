@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibrate.engine import FrontEndTime
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
 from sim.steplog import CANCELLED
@@ -38,6 +39,7 @@ def same(
     concurrency=None,
     think_s=None,
     patience_s=None,
+    front_end=(0.0, 0.0),
 ):
     """Run both engines and compare everything that they share.
 
@@ -51,7 +53,7 @@ def same(
         columns.append(None if values is None else np.array(values))
         for r, value in zip(naive, values or [], strict=False):
             setattr(r, name, value)
-    oracle = Oracle(policy, cost, num_blocks, block_size, asynchronous)
+    oracle = Oracle(policy, cost, num_blocks, block_size, asynchronous, *front_end)
     if concurrency is not None:
         source = ClosedLoop(concurrency, Requests(*columns))
         for r in naive[:concurrency]:
@@ -70,7 +72,7 @@ def same(
         source = OpenLoop(arrival_s, Requests(*columns))
         first, follow_up = naive, lambda r, now: None
     sent = oracle.run(first, follow_up)
-    replica, log = simulate(policy, cost, num_blocks, block_size, asynchronous, source)
+    replica, log = simulate(policy, cost, num_blocks, block_size, asynchronous, source, FrontEndTime(*front_end))
     rows, steps = log.requests.table(), log.steps.table()
     order = np.argsort(rows["id"])
     got = {c: rows[c][order].tolist() for c in rows}
@@ -180,6 +182,19 @@ def test_sessions_and_clients_that_give_up_equal_the_oracle(scenario, data):
     patience = st.sampled_from([1.0, 2.5, 0.6875, inf, inf]) | st.floats(0.01, 60)
     patience_s = data.draw(st.none() | st.lists(patience, min_size=n, max_size=n))
     same(*scenario, think_s=think_s, patience_s=patience_s)
+
+
+@settings(max_examples=300, deadline=None)
+@given(scenarios(), st.sampled_from([0.0, 0.25, 0.5, 3.0]), st.sampled_from([0.0, 0.0625, 0.5]), st.data())
+def test_front_ends_equal_the_oracle(scenario, request_s, prompt_token_s, data):
+    n = len(scenario[-2])
+    if data.draw(st.booleans()) and request_s:
+        same(*scenario, concurrency=data.draw(st.integers(1, 6)), front_end=(request_s, prompt_token_s))
+        return
+    patience = st.sampled_from([0.5, 1.0, 2.5, inf]) | st.floats(0.01, 60)
+    patience_s = data.draw(st.none() | st.lists(patience, min_size=n, max_size=n))
+    think_s = data.draw(st.none() | st.lists(st.sampled_from([0.5, 1.0, 4.0]), min_size=n, max_size=n))
+    same(*scenario, think_s=think_s, patience_s=patience_s, front_end=(request_s, prompt_token_s))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
