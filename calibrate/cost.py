@@ -67,7 +67,7 @@ class CompiledCost:
     entries are seconds. `decode` are decode attention's lines, to which `decode_base_s` adds what else a step of so
     many decodes takes; `joint` is what a KV token of theirs takes in one kernel with chunks. `prefill` are the groups
     of layers with equal attention: (layers, chunk prices). Host time: `after_s` is added to the GPU time, and a step
-    takes at least `floor_s` and, by its tokens, `launch_s`.
+    takes at least `floor_s` and, by its tokens, `launch_s` where it has chunks, `decode_floor_s` where not.
     """
 
     tokens_s: list[float]
@@ -75,6 +75,7 @@ class CompiledCost:
     after_s: list[float]
     floor_s: list[float]
     launch_s: list[float]
+    decode_floor_s: list[float]
     decode_base_s: list[float]
     decode: Lines
     joint: list[float]
@@ -109,7 +110,7 @@ class CompiledCost:
         """See `StepCost`."""
         for upto, a, b in self.decode[decodes]:
             if kv_tokens <= upto:
-                return self.decode_base_s[decodes] + a, b, self.floor_s[decodes] + self.launch_s[decodes], upto
+                return self.decode_base_s[decodes] + a, b, self.decode_floor_s[decodes], upto
         raise AssertionError("the last piece has no end")
 
 
@@ -125,43 +126,45 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
             f"{model.name}: fp32 is not priced (GPUs' dense fp32 rates are not in the catalogue); leave engine.dtype "
             "out, and it is served in 16 bit, or set it to bfloat16 or float16"
         )
-    padded = padded_tokens(engine, np.arange(engine.max_num_batched_tokens + 1))
-    rows = {"tokens": padded.astype(np.float64), "samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64)}
-    times = {name: np.zeros(len(values)) for name, values in rows.items()}
-    for op in step_operators(model, layout):
-        times[op.rows] += op.kernels * operator_s(op, rows[op.rows], layout, prices)
+    every = np.arange(engine.max_num_batched_tokens + 1)
+    mixed, decoding = (padded_tokens(engine, every, chunks).astype(np.float64) for chunks in (True, False))
+    rows = {"tokens": mixed, "samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64)}
+    times = _lookups(model, layout, engine, prices, rows)
+    same = np.array_equal(mixed, decoding)
+    decode_times = times if same else _lookups(model, layout, engine, prices, rows | {"tokens": decoding})
     host, samples = engine.host, rows["samples"]
     if engine.async_scheduling:
         after = np.full_like(samples, host.bubble_s)
         floor = host.async_base_s + host.async_per_sequence_s * samples + host.bubble_s
     else:
         after = floor = host.sync_base_s + host.sync_per_sequence_s * samples
-    layer_s = host.eager_layer_s if engine.enforce_eager else host.compiled_layer_s
-    launch = np.where(rows["tokens"] > max(graph_sizes(engine), default=0), layer_s * model.layers, 0.0)
-    for table in (*times.values(), after, floor):
+    launch, decode_launch = (model.layers * _launch_s(engine, every, chunks) for chunks in (True, False))
+    for table in (*times.values(), *decode_times.values(), after, floor):
         table[0] = 0.0  # a step without work costs nothing
     groups = attention_groups(model, layout)
     max_q = min(engine.max_num_batched_tokens, engine.max_model_len)
     prefill, lines = [], []
     for g in groups:
-        chunks, decoding = head_shapes(g)
+        chunks, decodes = head_shapes(g)
         prefill.append((g.layers, prices.prefill(chunks, max_q, min(engine.max_num_seqs, MANY_CHUNKS))))
-        lines.append((g.layers, prices.decode(decoding, engine.max_num_seqs).lines))
+        lines.append((g.layers, prices.decode(decodes, engine.max_num_seqs).lines))
     decode = _sum_of_lines(lines)
     if beside := attention_operators(model, layout):
         prefill = [(layers, _with_keys(beside, each, layout, prices)) for layers, each in prefill]
         of_decodes = [op.kernels * operator_s(op, samples, layout, prices) for op in beside if op.rows == "decodes"]
-        every: Floats = np.sum(of_decodes, axis=0)
-        decode = [[(upto, a + x, b) for upto, a, b in row] for row, x in zip(decode, every.tolist(), strict=True)]
+        more: Floats = np.sum(of_decodes, axis=0)
+        decode = [[(upto, a + x, b) for upto, a, b in row] for row, x in zip(decode, more.tolist(), strict=True)]
     decode[0] = [(np.inf, 0.0, 0.0)]
     joint = prices.gpu.architecture in JOINT_ATTENTION and not model.latent
-    base = times["tokens"][: engine.max_num_seqs + 1] + times["samples"] + after
+    base = decode_times["tokens"][: engine.max_num_seqs + 1] + decode_times["samples"] + after
+    decode_floor = floor + decode_launch[: engine.max_num_seqs + 1]
     return CompiledCost(
         tokens_s=times["tokens"].tolist(),
         samples_s=times["samples"].tolist(),
         after_s=after.tolist(),
         floor_s=floor.tolist(),
         launch_s=launch.tolist(),
+        decode_floor_s=decode_floor.tolist(),
         decode_base_s=base.tolist(),
         decode=decode,
         joint=_joint(prefill, engine.max_num_seqs, joint),
@@ -236,28 +239,70 @@ def buffer_bytes(op: Operator, rows: Floats, layout: Parallelism) -> Floats:
     return size
 
 
-def graph_sizes(engine: EngineSpec) -> list[int]:
-    """The batches of tokens for which vLLM captures CUDA graphs, ascending: smaller ones are padded to the next. With
-    `enforce_eager` none.
+def _launch_s(engine: EngineSpec, tokens: NDArray[np.int64], chunks: bool) -> Floats:
+    """Seconds in which the host launches the kernels of a layer; none where a captured graph runs."""
+    import numpy as np
+
+    captured, host = graph_sizes(engine, chunks), engine.host
+    beyond = host.compiled_layer_s if captured else host.uncaptured_layer_s
+    return np.where(tokens > max(captured, default=0), host.eager_layer_s if engine.enforce_eager else beyond, 0.0)
+
+
+def graph_sizes(engine: EngineSpec, chunks: bool = False) -> list[int]:
+    """The batches of tokens for which vLLM captures CUDA graphs, ascending: smaller ones are padded to the next. None
+    with `enforce_eager`, nor, for steps with prompt `chunks`, with `cudagraph_mode` FULL_DECODE_ONLY.
 
     1, 2, 4, multiples of 8 below 256 and of `graph_stride` from there, up to twice `max_num_seqs` and `graph_limit`
     (`_set_cudagraph_sizes` in vllm/config of each version).
     """
-    if engine.enforce_eager:
+    if engine.enforce_eager or engine.cudagraph_mode == "NONE" or (chunks and "DECODE_ONLY" in engine.cudagraph_mode):
         return []
     most = min(2 * engine.max_num_seqs, engine.graph_limit, engine.max_num_batched_tokens)
     return [n for n in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, engine.graph_stride)) if n <= most]
 
 
-def padded_tokens(engine: EngineSpec, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The tokens that a step of so many computes."""
+def padded_tokens(engine: EngineSpec, tokens: NDArray[np.int64], chunks: bool = False) -> NDArray[np.int64]:
+    """The tokens that a step of so many computes, with or without prompt `chunks`."""
     import numpy as np
 
-    if not (captured := graph_sizes(engine)):
+    if not (captured := graph_sizes(engine, chunks)):
         return tokens
     sizes = np.array(captured)
     at = np.searchsorted(sizes, tokens)
     return np.where((at < len(sizes)) & (tokens > 0), sizes[np.minimum(at, len(sizes) - 1)], tokens)
+
+
+def _lookups(
+    model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, rows: Mapping[str, Floats]
+) -> dict[str, Floats]:
+    """Seconds of everything but attention for every entry of `rows`, by "tokens" and "samples"."""
+    import numpy as np
+
+    operators = step_operators(model, layout)
+    times = {name: np.zeros(len(values)) for name, values in rows.items()}
+    for op in operators:
+        times[op.rows] += op.kernels * operator_s(op, rows[op.rows], layout, prices)
+    if layout.tp > 1 and engine.fuse_allreduce_rms:
+        reduce, norm = (next(op for op in operators if op.name == name) for name in ("allreduce", "norms"))
+        times["tokens"] -= reduce.kernels * fusion_saves(reduce, norm, rows["tokens"], layout, engine, prices)
+    return times
+
+
+def fusion_saves(
+    reduce: Operator, norm: Operator, rows: Floats, layout: Parallelism, engine: EngineSpec, prices: Prices
+) -> Floats:
+    """Seconds that one all-reduce and the norm after it take less in one kernel: the norm's launch, and what the other
+    all-reduce takes more. Nothing for buffers beyond the engine's limit."""
+    import numpy as np
+
+    limit = engine.fi_allreduce_fusion_max_size_mb or engine.fused_mib.get(layout.tp, 0.0)
+    size = buffer_bytes(reduce, np.maximum(rows, 1.0), layout)
+    fused = prices.fused_allreduce_s(size, layout.tp)
+    if fused is None:
+        return np.zeros_like(rows)
+    launch = operator_s(norm, np.ones(1), layout, prices)
+    saved = operator_s(reduce, rows, layout, prices) + launch - fused
+    return np.where(size <= limit * 2**20, np.maximum(saved, 0.0), 0.0)
 
 
 def _with_keys(beside: Sequence[Operator], prices: ChunkPrices, layout: Parallelism, each: Prices) -> ChunkPrices:

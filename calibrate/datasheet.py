@@ -76,6 +76,10 @@ class Datasheet:
         seconds: Floats = link.latency_s + sent / (link.share(gpus) * link.bandwidth_bytes_per_s)
         return seconds
 
+    def fused_allreduce_s(self, size: Floats, gpus: int) -> Floats | None:
+        """See `Prices`: the ring's time, whose latency the norm shares."""
+        return self.collective_s("allreduce", size, gpus)
+
     def prefill(self, shape: HeadShape, max_q: int, max_chunks: int) -> ChunkPrices:
         """See `Prices`."""
         no_riders = Riders(0.0, 1.0, 0.0, shape.heads, shape.kv_heads)  # decodes of mixed steps: a kernel of their own

@@ -18,23 +18,28 @@ from servecast.errors import ServecastError, nearest, one_of
 INTEGERS = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 1, "block_size": 1,
             "long_prefill_token_threshold": 0, "num_gpu_blocks_override": 1}  # fmt: skip
 MOST = {"max_num_seqs": 2**22, "max_num_batched_tokens": 2**22}  # a step of each size is priced beforehand
-FLAGS = ("enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling", "enforce_eager")
+FLAGS = ("enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling", "enforce_eager",
+         "fuse_allreduce_rms")  # fmt: skip
+SHARES = {"gpu_memory_utilization": 1.0, "fi_allreduce_fusion_max_size_mb": 1e6}
+"""Numbers above 0 and at most these."""
 WORDS = {
     "scheduling_policy": ("fcfs", "priority"),
+    "cudagraph_mode": ("FULL_AND_PIECEWISE", "PIECEWISE", "FULL_DECODE_ONLY", "NONE"),
     "dtype": ("auto", "bfloat16", "half", "float16", "float", "float32"),
     "kv_cache_dtype": ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"),
     "quantization": ("fp8", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt",
                      "modelopt_fp4", "mxfp4", "bitsandbytes", "fbgemm_fp8"),
 }  # fmt: skip
 ELSEWHERE = {"tensor_parallel_size": "cluster.tp", "model": "model", "served_model_name": "model"}
-MODELLED = ("preset", *INTEGERS, "gpu_memory_utilization", *FLAGS, *WORDS)
+MODELLED = ("preset", *INTEGERS, *SHARES, *FLAGS, *WORDS)
 
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
     """CPU seconds of one step: a synchronous engine adds `sync_*` to the GPU time, an asynchronous one overlaps
     `async_*` with it and adds `bubble_s`. Where no captured graph runs, launching the kernels of a layer takes
-    `compiled_layer_s`, or `eager_layer_s` with `enforce_eager`. Evidence and assumptions: `engines.yaml`."""
+    `compiled_layer_s`, `uncaptured_layer_s` in a `cudagraph_mode` that captures none of such steps, or `eager_layer_s`
+    with `enforce_eager`. Evidence and assumptions: `engines.yaml`."""
 
     sync_base_s: float
     sync_per_sequence_s: float
@@ -42,6 +47,7 @@ class HostTime:
     async_per_sequence_s: float
     bubble_s: float
     compiled_layer_s: float
+    uncaptured_layer_s: float
     eager_layer_s: float
 
 
@@ -63,7 +69,7 @@ class EngineSpec:
     does not bind the only request), `preemption_skips_one` (`engines.yaml` says what), `follows_checkpoint_kv` (KV
     cache dtype "auto" is the one that a quantised checkpoint has scales for) and `strict_pool_check` (at
     start-up one sequence of `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is
-    checked too).
+    checked too). `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm.
     """
 
     preset: str
@@ -83,6 +89,9 @@ class EngineSpec:
     preemption_skips_one: bool
     async_scheduling: bool
     enforce_eager: bool
+    cudagraph_mode: str
+    fuse_allreduce_rms: bool
+    fi_allreduce_fusion_max_size_mb: float | None
     dtype: str
     kv_cache_dtype: str
     quantization: str | None
@@ -91,6 +100,7 @@ class EngineSpec:
     strict_pool_check: bool
     host: HostTime
     front_end: FrontEndTime
+    fused_mib: Mapping[int, float]
     graph_limit: int
     graph_stride: int
     cuda_graph_bytes: int
@@ -127,6 +137,8 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
     default("num_gpu_blocks_override", None)
     default("quantization", None)
     default("enforce_eager", False)
+    default("fi_allreduce_fusion_max_size_mb", None)
+    default("fuse_allreduce_rms", preset["fuse_allreduce"] and gpu.architecture in preset["fused_mib"])
     default("dtype", "auto")
     default("kv_cache_dtype", "auto")
     _batch_defaults(values, default, gpu, preset)
@@ -147,6 +159,7 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
         preemption_skips_one=preset["preemption_skips_one"],
         follows_checkpoint_kv=preset["follows_checkpoint_kv"],
         host=HostTime(**{f"{key}_s": value for key, value in preset["host"].items()}),
+        fused_mib=preset["fused_mib"].get(gpu.architecture, {}),
         front_end=FrontEndTime(**{f"{key}_s": value for key, value in preset["front_end"].items()}),
         graph_limit=preset["graph"].get(gpu.architecture, preset["graph"]["limit"]),
         graph_stride=preset["graph"]["stride"],
@@ -219,9 +232,9 @@ def _refusal(key: str, value: object, name: str, preset: Mapping[str, Any]) -> s
         return None if value in known else f"{where} is {value!r}; expected {' or '.join(known)}"
     if isinstance(value, bool):
         return f"{where} is {value!r}; expected a number"
-    if key == "gpu_memory_utilization":
-        good = isinstance(value, (int, float)) and 0 < value <= 1
-        return None if good else f"{where} is {value!r}; expected a share above 0 and at most 1, such as 0.9"
+    if key in SHARES:
+        good = isinstance(value, (int, float)) and 0 < value <= SHARES[key]
+        return None if good else f"{where} is {value!r}; expected a number above 0 and at most {SHARES[key]:g}"
     if not isinstance(value, int) or not INTEGERS[key] <= value <= MOST.get(key, 2**31 - 1):
         most = f" and at most {MOST[key]:,}" if key in MOST else ""
         return f"{where} is {value!r}; expected a whole number of at least {INTEGERS[key]}{most}"

@@ -44,6 +44,10 @@ class Prices(Protocol):
     def collective_s(self, op: str, size: Floats, gpus: int) -> Floats:
         """An allreduce or allgather between `gpus` GPUs; `size` as `measurements.py` counts its bytes."""
 
+    def fused_allreduce_s(self, size: Floats, gpus: int) -> Floats | None:
+        """An all-reduce in one kernel with the norm after it, the norm's own bytes not counted; None where nobody
+        measured it."""
+
     def prefill(self, shape: HeadShape, max_q: int, max_chunks: int) -> ChunkPrices:
         """Attention of prompt chunks of up to `max_q` tokens, `max_chunks` of them in a step."""
 

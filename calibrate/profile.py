@@ -137,6 +137,16 @@ class Profile:
         )
         return seconds
 
+    def fused_allreduce_s(self, size: Floats, gpus: int) -> Floats | None:
+        """See `Prices`."""
+        if "collective" not in self.families:
+            return self._datasheet.fused_allreduce_s(size, gpus)
+        model = self.families["collective"]
+        if not model.has_fused(gpus):
+            return None
+        seconds: Floats = model.seconds("all_reduce", "fused", gpus, size)
+        return seconds
+
     def prefill(self, shape: HeadShape, max_q: int, max_chunks: int) -> ChunkPrices:
         """See `Prices`."""
         if "prefill_attention" not in self.families:

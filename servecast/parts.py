@@ -68,4 +68,5 @@ def kind_of(registry: Registry[Any]) -> AfterValidator:
 
 
 Count = Annotated[int, Field(ge=1)]
+Time = Annotated[Duration, Field(ge=0, lt=3600)]
 Limit = Annotated[Duration, Field(gt=0)]

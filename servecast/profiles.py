@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from calibrate.datasheet import Datasheet
@@ -33,12 +34,19 @@ def find_profile(word: str) -> Profile:
     raise ServecastError(f"{word}: {why}; shipped are {one_of(shipped)}")
 
 
+@lru_cache(maxsize=8)
+def _loaded(path: Path, changed_ns: int) -> Profile:
+    """A sweep asks for the same one again and again; `changed_ns` makes a file that was written since another one."""
+    return load_profile(path)
+
+
 def prices_of(gpu: Gpu, profile: Path | str | None) -> Prices:
     """Prices of kernels on `gpu`: those of `profile` (a file, or "datasheet"), by default the shipped ones or the
     datasheet's."""
     if profile == DATASHEET or (profile is None and gpu.id not in profile_names()):
         return Datasheet(gpu)
-    found = load_profile(FOLDER / f"{gpu.id}.json" if profile is None else Path(profile))
+    path = FOLDER / f"{gpu.id}.json" if profile is None else Path(profile)
+    found = _loaded(path, path.stat().st_mtime_ns if path.is_file() else 0)
     if found.gpu.id != gpu.id:
         raise ServecastError(f"{profile}: is the profile of {found.gpu.id}, not of {gpu.id}")
     return found

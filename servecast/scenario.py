@@ -17,7 +17,7 @@ from calibrate.hardware import load_gpu
 from calibrate.models import load_model
 from servecast.errors import ServecastError, one_of
 from servecast.mistakes import MistakeError, say
-from servecast.parts import Count, Part, known, named
+from servecast.parts import Count, Part, Time, known, named
 from servecast.workload import (
     ClassPart,
     ClosedLoopPart,
@@ -72,6 +72,19 @@ class ClusterPart(Part):
         return {"pools": [pool]} | ({"router": value["router"]} if "router" in value else {})
 
 
+class HostPart(Part):
+    """The times of your host and front end in place of the preset's, and a factor on all kernels: what a measurement of
+    your own deployment says (`servecast calibrate anchor` writes them)."""
+
+    step: Time | None = None
+    per_sequence: Time | None = None
+    bubble: Time | None = None
+    layer: Time | None = None
+    request: Time | None = None
+    prompt_token: Time | None = None
+    kernels: Annotated[float, Field(gt=0.1, lt=10)] | None = None
+
+
 class Scenario(Part):
     """One simulation, as written: `load_scenario` reads it from YAML."""
 
@@ -80,6 +93,7 @@ class Scenario(Part):
     engine: dict[str, Any]
     cluster: ClusterPart
     workload: WorkloadPart
+    host: HostPart = HostPart()
     slo: SloPart = SloPart()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
@@ -156,8 +170,9 @@ def _fields(loc: list[Any]) -> list[str]:
     if loc == ["cluster"]:
         return [*PoolPart.model_fields, *ClusterPart.model_fields]
     parts: dict[str, type[Part]] = {
-        "cluster": ClusterPart, "pools": PoolPart, "workload": WorkloadPart, "slo": SloPart, "lengths": LengthsPart,
-        "closed_loop": ClosedLoopPart, "classes": ClassPart, "prometheus": PrometheusPart, "servegen": ServegenPart,
+        "cluster": ClusterPart, "host": HostPart, "pools": PoolPart, "workload": WorkloadPart, "slo": SloPart,
+        "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart, "prometheus": PrometheusPart,
+        "servegen": ServegenPart,
     }  # fmt: skip
     innermost = [parts[name] for name in map(str, loc) if name in parts]
     return list((innermost or [Scenario])[-1].model_fields)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,12 +15,13 @@ from calibrate.memory import MemoryPlan, plan_memory
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
 from calibrate.prices import Prices
+from calibrate.scaled import PRICED, Scaled
 from calibrate.serving import served
 from servecast.errors import ServecastError
 from servecast.keyed import keyed
 from servecast.profiles import DATASHEET, prices_of
 from servecast.requests import Requests, requests_of
-from servecast.scenario import Scenario, is_path
+from servecast.scenario import HostPart, Scenario, is_path
 
 T = TypeVar("T")
 
@@ -88,8 +89,10 @@ def set_up(scenario: Scenario) -> Setup:
     layout = Parallelism(pool.tp)
     engine = model = memory = cost = None
     prices = ask(lambda: keyed("cluster.profile", lambda: prices_of(gpu, _profile(scenario))))
+    if prices and scenario.host.kernels is not None:
+        prices = Scaled(prices, dict.fromkeys(PRICED, scenario.host.kernels))
     if named:
-        engine = ask(lambda: resolve_engine(scenario.engine, gpu, named))
+        engine = ask(lambda: with_host(resolve_engine(scenario.engine, gpu, named), scenario.host))
         model = ask(lambda: keyed("engine", lambda: served(named, engine))) if engine else None
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
@@ -112,6 +115,21 @@ def set_up(scenario: Scenario) -> Setup:
     assert cost
     assert requests
     return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests)
+
+
+def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:
+    """The engine with the times of the host and the front end that the scenario gives."""
+    times = {
+        "sync_base_s": host.step, "async_base_s": host.step, "bubble_s": host.bubble,
+        "sync_per_sequence_s": host.per_sequence, "async_per_sequence_s": host.per_sequence,
+        "compiled_layer_s": host.layer, "uncaptured_layer_s": host.layer, "eager_layer_s": host.layer,
+    }  # fmt: skip
+    front_end = {"request_s": host.request, "prompt_token_s": host.prompt_token}
+    return replace(
+        engine,
+        host=replace(engine.host, **{name: s for name, s in times.items() if s is not None}),
+        front_end=replace(engine.front_end, **{name: s for name, s in front_end.items() if s is not None}),
+    )
 
 
 def _profile(scenario: Scenario) -> Path | str | None:

@@ -1,8 +1,8 @@
 """Kernel tables of NVIDIA aiconfigurator: the Parquet folders of its package, or the same tables as CSV.
 
-vLLM's tables in the newest version, and NCCL's; of other engines TensorRT-LLM's GEMMs in FILLED and the attention
-kernels of MLA, of which vLLM's tables hold whole layers only. It knows where the files lie and what was timed (from the
-collectors' sources of 2026); `aiconfigurator_tables.py` knows the columns.
+vLLM's tables in the newest version, and NCCL's; of other engines TensorRT-LLM's GEMMs in FILLED, its all-reduce and the
+attention kernels of MLA, of which vLLM's tables hold whole layers only. It knows where the files lie and what was timed
+(from the collectors' sources of 2026); `aiconfigurator_tables.py` knows the columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrate.hardware import load_gpu
-from calibrate.importers.aiconfigurator_tables import EVERYWHERE, TABLES, add_quantize
+from calibrate.importers.aiconfigurator_tables import EVERYWHERE, FUSED, TABLES, add_fused, add_quantize
 from calibrate.importers.gather import Gathered
 from calibrate.measurements import Device, Measurements
 from calibrate.rows import read_rows
@@ -91,6 +91,8 @@ def read_aiconfigurator(path: Path, gpu: str | None) -> Measurements:
     if "gemm" in tables and (more := _filled_gemm(folder, tables["gemm"], found)):
         tables["gemm"], library = more
         software.add(library)
+    if (fused := _fused_allreduce(folder, found)) is not None:
+        software.add(fused)
     wrong = [name for name in devices if not re.search(rf"\b{word}\b", name)]
     found.problems += [f"{devices[name]}: measured on {name!r}, not on {gpu_id}" for name in wrong]
     for name, rows in tables.items():
@@ -123,6 +125,18 @@ def _filled_gemm(folder: Path, rows: pl.DataFrame, found: Gathered) -> tuple[pl.
     kept = rows.filter(~pl.col("gemm_dtype").is_in(dtypes))
     named = f"TensorRT-LLM {paths[-1].parent.name} (GEMM of {one_of(dtypes)})"
     return pl.concat([kept, theirs.select(kept.columns)]), named
+
+
+def _fused_allreduce(folder: Path, found: Gathered) -> str | None:
+    """Adds TensorRT-LLM's all-reduce, which FlashInfer runs for vLLM in one kernel with the norm after it; its name."""
+    paths = sorted(folder.glob("comm/trtllm/*/custom_allreduce_perf.parquet"), key=lambda p: _newness(p.parent.name))
+    if not paths:
+        return None
+    rows = read_rows(paths[-1], FUSED | EVERYWHERE, found.problems, nullable=tuple(EVERYWHERE))
+    if rows is None:
+        return None
+    add_fused(found, rows)
+    return f"TensorRT-LLM {paths[-1].parent.name} (custom_allreduce)"
 
 
 def _system(path: Path, gpu: str | None) -> tuple[Path, str, str]:

@@ -155,6 +155,15 @@ def _allreduce(found: Gathered, rows: pl.DataFrame) -> None:
     found.add("collective", rows.rename({"num_gpus": "gpus", "kernel_source": "kernel"}), "latency", "ms")
 
 
+def add_fused(found: Gathered, rows: pl.DataFrame) -> None:
+    """TensorRT-LLM's all-reduce as backend "fused"."""
+    import polars as pl
+
+    rows = found.without(rows, pl.col("allreduce_dtype") != "bfloat16", "custom_allreduce", "not bf16")
+    rows = rows.with_columns(bytes=2 * pl.col("message_size"), op=pl.lit("all_reduce"), backend=pl.lit("fused"))
+    found.add("collective", rows.rename({"num_gpus": "gpus", "kernel_source": "kernel"}), "latency", "ms")
+
+
 def _nccl(found: Gathered, rows: pl.DataFrame) -> None:
     import polars as pl
 
@@ -220,6 +229,7 @@ _MOE: dict[str, Kind] = {
 _ALLREDUCE: dict[str, Kind] = {
     "allreduce_dtype": str, "num_gpus": int, "message_size": int, "latency": float, "backend": str,
 }  # fmt: skip
+FUSED: dict[str, Kind] = {"allreduce_dtype": str, "num_gpus": int, "message_size": int, "latency": float}
 _NCCL: dict[str, Kind] = {"op_name": str, "nccl_dtype": str, "num_gpus": int, "message_size": int, "latency": float}
 _QUANTIZE: dict[str, Kind] = {"quant_dtype": str, "m": int, "k": int, "latency": float}
 

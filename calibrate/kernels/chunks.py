@@ -96,6 +96,19 @@ class ChunkPrices:
             seconds += alone[q] + key[q] * (more_keys(q, context, window) if window else context)
         return seconds
 
+    def times(self, factor: float) -> ChunkPrices:
+        """Every price times `factor`."""
+        riders = replace(self.riders, key_s=factor * self.riders.key_s, read_s=factor * self.riders.read_s)
+        return replace(
+            self,
+            alone_s=_array(factor * np.array(self.alone_s)),
+            key_s=_array(factor * np.array(self.key_s)),
+            fixed_s=factor * self.fixed_s,
+            level_s=[_array(factor * np.array(s)) for s in self.level_s],
+            level_key_s=[_array(factor * np.array(s)) for s in self.level_key_s],
+            riders=riders,
+        )
+
     def plus(self, fresh: Callable[[Floats], Floats], cached_s: float) -> ChunkPrices:
         """With `fresh(tokens)` seconds more for the new tokens of all chunks together (tokens from 1; never falling),
         and `cached_s` for every cached one."""

@@ -5,7 +5,8 @@ vllm/distributed/device_communicators: cuda_communicator.py, all_reduce_utils.py
 of one node (more than 2 only where all are joined by NVLink) the custom kernel below a size, 8 MiB or less where
 symmetric memory works (sm_90: 8, 8, 0.5, 0.25 MiB for 2, 4, 6, 8 GPUs; sm_100: 2, 2, 1, 1; sm_103: 4, 4, 8, 4); then
 symmetric memory (sm_90: 64, 32, 64, 64 MiB; sm_100: 8, 32, 128, 128; sm_103: 4, 32, 32, 64); then NCCL. "custom_eager"
-is the same outside a graph: in published tables with the launches and a copy of the input that no engine makes.
+is the same outside a graph: in published tables with the launches and a copy of the input that no engine makes. "fused"
+is TensorRT-LLM's, which FlashInfer runs in one kernel with the norm after it.
 """
 
 from __future__ import annotations
@@ -86,6 +87,10 @@ class CollectiveModel:
     def allreduce_seconds(self, size: ArrayLike, gpus: int) -> Floats:
         """Seconds on the GPU of the all-reduce that vLLM runs on `size` bytes, captured in a CUDA graph or not."""
         return self.seconds("all_reduce", self.allreduce_backend(gpus), gpus, size)
+
+    def has_fused(self, gpus: int) -> bool:
+        """Whether an all-reduce that norms its result too was measured among so many GPUs."""
+        return ("all_reduce", "fused", gpus) in self.curves
 
     def to_json(self) -> list[dict[str, Any]]:
         """One row a curve."""

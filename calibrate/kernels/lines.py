@@ -31,6 +31,10 @@ class KvLines:
                 return a + b * kv_tokens
         raise AssertionError("the last line goes to infinity")
 
+    def times(self, factor: float) -> KvLines:
+        """Every price times `factor`."""
+        return KvLines([[(upto, factor * a, factor * b) for upto, a, b in pieces] for pieces in self.lines])
+
 
 def compile_lines(contexts: Floats, seconds: Floats, level: bool) -> KvLines:
     """`seconds[i, j]` of i + 1 sequences with `contexts[j]` cached tokens each, increasing from 0, as lines.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from calibrate.cost import CompiledCost, compile_cost, graph_sizes, kernels_s
 from calibrate.datasheet import Datasheet
+from calibrate.hardware import load_gpu
 from calibrate.operators import attention_operators, prefill_attention, step_operators, step_work
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import cost, parts
@@ -138,6 +139,31 @@ def test_steps_without_a_captured_graph_wait_for_the_host_s_launches() -> None:
     assert small.step_s([(512, 0)], 0, 0) < small.step_s([(513, 0)], 0, 0)
     assert small.launch_s[512] == 0.0 < small.launch_s[513] == 24 * host.compiled_layer_s
     assert small.decode_line(256, 100)[2] == small.floor_s[256]
+
+
+def test_decode_graphs_alone_leave_steps_with_chunks_to_the_host() -> None:
+    both, alone = (cost(cudagraph_mode=mode) for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"))
+    host, layers = parts("llama-3.1-8b", "h100-sxm")[3].host, 32
+    assert alone.decode_line(130, 100) == both.decode_line(130, 100)
+    assert alone.tokens_s[130] < both.tokens_s[130] == both.tokens_s[136], "and to no padding"
+    assert alone.step_s([(8, 0)], 0, 0) == alone.floor_s[1] + layers * host.uncaptured_layer_s
+    nothing = cost(cudagraph_mode="NONE")
+    assert nothing.decode_line(130, 100)[2] == nothing.floor_s[130] + layers * host.uncaptured_layer_s
+
+
+def test_all_reduces_are_fused_with_their_norms_up_to_a_size() -> None:
+    apart, fused, larger = (
+        cost("llama-3.1-70b", "h100-sxm", tp=4, **options)
+        for options in ({"fuse_allreduce_rms": False}, {}, {"fi_allreduce_fusion_max_size_mb": 8})
+    )
+    launch = load_gpu("h100-sxm").efficiency.elementwise_fixed_s
+    assert apart.tokens_s[64] - fused.tokens_s[64] == pytest.approx(160 * launch, rel=0.02), "a launch a fused pair"
+    assert fused.tokens_s[129] == apart.tokens_s[129], "beyond 2 MiB of 8,192 bf16 a token"
+    assert larger.tokens_s[512] < fused.tokens_s[512]
+    assert cost("llama-3.1-70b", "a100-sxm", tp=4).tokens_s == cost(
+        "llama-3.1-70b", "a100-sxm", tp=4, fuse_allreduce_rms=False
+    ).tokens_s  # fmt: skip
+    assert cost("llama-3.1-70b", tp=4, preset="vllm-0.10").tokens_s != cost("llama-3.1-70b", tp=4).tokens_s
 
 
 def test_sampling_scales_with_sequences_not_tokens() -> None:
