@@ -1,0 +1,1 @@
+"""How far predictions are from measured runs: `python -m benchmarks.accuracy REFERENCE` writes docs/accuracy.md."""

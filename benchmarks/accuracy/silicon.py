@@ -1,0 +1,127 @@
+"""Measured serving points of NVIDIA's aiconfigurator (`e2e_silicon_sample`): mean TTFT and TPOT of closed loops.
+
+Setups are those of InferenceX's scripts where these are known; what is assumed is said in `SETUPS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from benchmarks.accuracy.rows import Row, Uncovered
+from benchmarks.accuracy.run import closed_loop, run
+
+DATA = "aiconfigurator e2e_silicon_sample"
+GPUS = {"h100_sxm": "h100-sxm", "b200_sxm": "b200-sxm", "gb200": "gb200"}
+INFERENCEX = 0.8  # lengths are uniform between this share of the nominal one and the nominal one
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """How rows of one model, precision and system were run. `versions` picks a preset by the engine's version."""
+
+    model: str
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    shortest: float = INFERENCEX
+    fused_mb: Mapping[int, float] = field(default_factory=dict)
+    sequences: int | None = None  # None: as many as clients
+    fitted: str = ""
+    assumed: str = ""
+
+
+BATCHES = {"max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.9}
+B200_70B = BATCHES | {"kv_cache_dtype": "fp8", "fuse_allreduce_rms": True, "cudagraph_mode": "FULL_DECODE_ONLY"}
+B200_FUSED = {2: 32.0, 4: 32.0, 8: 8.0}
+SETUPS: Mapping[tuple[str, str | None, str], Known] = {
+    ("meta-llama/Llama-3.1-70B", "fp8", "h100_sxm"): Known(
+        "llama-3.1-70b-fp8", BATCHES | {"kv_cache_dtype": "auto"}, fitted="that the KV cache is bf16"
+    ),
+    ("meta-llama/Llama-3.1-70B", "fp8", "b200_sxm"): Known(
+        "llama-3.1-70b-fp8", B200_70B, fused_mb=B200_FUSED, sequences=512
+    ),
+    ("meta-llama/Llama-3.1-70B", "fp4", "b200_sxm"): Known(
+        "llama-3.1-70b-nvfp4", B200_70B, fused_mb=B200_FUSED, sequences=512, fitted="the launch time of steps without graphs"
+    ),
+    ("MiniMaxAI/MiniMax-M2.5", "fp8", "b200_sxm"): Known(
+        "minimax-m2.5", {"gpu_memory_utilization": 0.95, "block_size": 32, "kv_cache_dtype": "fp8"},
+        sequences=1024, fitted="that the KV cache is fp8",
+    ),
+    ("MiniMaxAI/MiniMax-M2.5", "fp4", "b200_sxm"): Known(
+        "minimax-m2.5-nvfp4", {"gpu_memory_utilization": 0.9, "fuse_allreduce_rms": True}
+    ),
+    ("Qwen/Qwen3-32B", None, "h100_sxm"): Known(
+        "qwen3-32b", {"max_model_len": 40960}, shortest=1.0, sequences=1024,
+        assumed="workload (arrivals in step inflate TTFT), sampling, engine defaults",
+    ),
+}  # fmt: skip
+PRESETS = {"0.10": "vllm-0.10", "0.12": "vllm-0.10", "0.15": "vllm-0.15", "0.17": "vllm-0.15", "0.19": "vllm-0.19"}
+"""Version -> the nearest preset below; rows of the Llama models do not say theirs, which is 0.10.2."""
+
+
+def table(reference: Path) -> pl.DataFrame:
+    """The rows of aggregated serving, finished submissions, each once."""
+    path = reference / "aiconfigurator" / "e2e_silicon_sample.csv.gz"
+    rows = pl.read_csv(path, infer_schema_length=10_000)
+    return rows.unique(subset=[c for c in rows.columns if c not in ("id", "source", "measured")], maintain_order=True)
+
+
+def compare(reference: Path) -> Iterator[Row | Uncovered]:
+    """Every row that can be run, and what cannot."""
+    rows = table(reference)
+    done = []
+    for row in rows.iter_rows(named=True):
+        known = SETUPS.get((row["model_path"], row["precision"], row["system"]))
+        if (why := _missing(row, known)) is None:
+            assert known is not None
+            yield _compared(row, known)
+        else:
+            done.append((f"{row['model_path']}, {GPUS[row['system']]}, {row['backend']}", why))
+    counts = pl.DataFrame(done, schema=["what", "why"], orient="row").group_by("what", "why").len()
+    for what, why, points in counts.sort("what", "why").iter_rows():
+        yield Uncovered(DATA, what, why, points)
+
+
+def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
+    """Why a row cannot be run, or None."""
+    if row["mode"] == "disagg":
+        return "prefill and decode on separate GPUs"
+    if row["backend"] != "vllm":
+        return f"the scheduler of {row['backend']}"
+    if row["wip"]:
+        return "marked as unfinished by its source"
+    if "gpt-oss" in row["model_path"]:
+        return "sliding windows"
+    if any((row[name] or 1) > 1 for name in ("attention_dp_size", "moe_ep_size", "pp_size")):
+        return "data, expert or pipeline parallelism"
+    return None if known else "a model with a vision tower, or a setup that is not known"
+
+
+def _compared(row: Mapping[str, Any], known: Known) -> Row:
+    isl, osl, clients, tp = (int(row[name]) for name in ("isl", "osl", "concurrency", "tp_size"))
+    version = ".".join(str(row["backend_version"] or "0.10").split(".")[:2])
+    engine = {"preset": PRESETS.get(version, "vllm-0.19"), "max_num_seqs": known.sequences or clients}
+    engine |= {"max_model_len": isl + osl + 200} | dict(known.engine)
+    if tp in known.fused_mb:
+        engine["fi_allreduce_fusion_max_size_mb"] = known.fused_mb[tp]
+    if clients > engine["max_num_seqs"]:
+        engine["max_num_seqs"] = clients
+    prompt, output = ({"kind": "uniform", "low": int(known.shortest * n), "high": n} for n in (isl, osl))
+    found = run({
+        "model": known.model, "engine": engine, "cluster": {"gpu": GPUS[row["system"]], "tp": tp},
+        "workload": closed_loop(clients, 10 * clients if known.shortest < 1 else 4 * clients, prompt, output),
+    }).summary()  # fmt: skip
+    precision = f", {row['precision']}" if row["precision"] else ""
+    return Row(
+        DATA + (f" (assumed: {known.assumed})" if known.assumed else ""),
+        row["model_path"].split("/")[-1] + precision,
+        GPUS[row["system"]],
+        f"tp {tp}",
+        f"{isl}/{osl}, {clients} clients",
+        {"TTFT": row["silicon_ttft_ms"], "TPOT": row["silicon_tpot_ms"]},
+        {"TTFT": found["mean_ttft_ms"], "TPOT": found["mean_tpot_ms"]},
+        fitted=known.fitted,
+    )
