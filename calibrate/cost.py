@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calibrate.engine import EngineSpec
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from calibrate.kernels.chunks import ChunkPrices
+    from calibrate.hardware import Gpu
+    from calibrate.kernels.chunks import ChunkPrices, Riders
     from calibrate.kernels.heads import HeadShape
     from calibrate.prices import Prices
 
@@ -65,7 +66,8 @@ class CompiledCost:
 
     Lists are indexed by the step's tokens (`tokens_s`) or sampled sequences (`samples_s`, `after_s`, `floor_s`); all
     entries are seconds. `decode` are decode attention's lines, to which `decode_base_s` adds what else a step of so
-    many decodes takes; `joint` is what a KV token of theirs takes in one kernel with chunks. `prefill` are the groups
+    many decodes takes; `joint` is what they take in one kernel with chunks (seconds, and seconds a KV token), `joint_read` (seconds
+    to read one, to read it again for all other heads, and how many the cache holds) the least that it takes. `prefill` are the groups
     of layers with equal attention: (layers, chunk prices). Host time: `after_s` is added to the GPU time, and a step
     takes at least `floor_s` and, by its tokens, `launch_s` where it has chunks, `decode_floor_s` where not.
     """
@@ -78,7 +80,8 @@ class CompiledCost:
     decode_floor_s: list[float]
     decode_base_s: list[float]
     decode: Lines
-    joint: list[float]
+    joint: list[tuple[float, float]]
+    joint_read: tuple[float, float, float]
     prefill: tuple[tuple[int, ChunkPrices], ...]
     provenance: Mapping[str, object]
 
@@ -100,8 +103,13 @@ class CompiledCost:
                 if kv_tokens <= upto:
                     alone = a + b * kv_tokens
                     break
-            joint = self.joint[decodes] * kv_tokens
-            attention += joint if joint > alone else alone
+            tiles_s, token_s = self.joint[decodes]
+            joint = tiles_s + token_s * kv_tokens
+            read_s, again_s, resident = self.joint_read
+            read = read_s * kv_tokens
+            if kv_tokens > resident:
+                read += again_s * min(3.0 * (kv_tokens - resident), kv_tokens)
+            attention += max(alone, joint, read)
         step = self.tokens_s[tokens] + self.samples_s[samples] + attention + self.after_s[samples]
         floor = self.floor_s[samples] + self.launch_s[tokens]
         return step if step > floor else floor
@@ -155,7 +163,7 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
         more: Floats = np.sum(of_decodes, axis=0)
         decode = [[(upto, a + x, b) for upto, a, b in row] for row, x in zip(decode, more.tolist(), strict=True)]
     decode[0] = [(np.inf, 0.0, 0.0)]
-    joint = prices.gpu.architecture in JOINT_ATTENTION and not model.latent
+    riding = _riding(groups, prefill, prices.gpu)
     base = decode_times["tokens"][: engine.max_num_seqs + 1] + decode_times["samples"] + after
     decode_floor = floor + decode_launch[: engine.max_num_seqs + 1]
     return CompiledCost(
@@ -167,7 +175,15 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
         decode_floor_s=decode_floor.tolist(),
         decode_base_s=base.tolist(),
         decode=decode,
-        joint=_joint(prefill, engine.max_num_seqs, joint),
+        joint=[
+            (sum(layers * r.tiles_s(n) for layers, r in riding), sum(layers * r.token_s(n) for layers, r in riding))
+            for n in range(engine.max_num_seqs + 1)
+        ],
+        joint_read=(
+            sum(layers * riders.read_s for layers, riders in riding),
+            sum(layers * riders.again_s for layers, riders in riding),
+            min((riders.resident for _, riders in riding), default=0.0),
+        ),
         prefill=tuple(prefill),
         provenance=_provenance(model, layout, engine, prices),
     )
@@ -318,12 +334,16 @@ def _with_keys(beside: Sequence[Operator], prices: ChunkPrices, layout: Parallel
     return prices.plus(seconds, float(many - few) / MANY_KEYS)
 
 
-def _joint(prefill: Sequence[tuple[int, ChunkPrices]], most: int, joint: bool) -> list[float]:
-    """Seconds a KV token of the decodes of a mixed step in the chunks' kernel, all layers; zero if it has its own."""
-    lines = [0.0] * (most + 1)
-    for layers, group in prefill if joint else ():
-        lines = [b + layers * group.riders.seconds(n, 1.0) for n, b in enumerate(lines)]
-    return lines
+def _riding(
+    groups: Sequence[AttentionGroup], prefill: Sequence[tuple[int, ChunkPrices]], gpu: Gpu
+) -> list[tuple[int, Riders]]:
+    """(layers, what decodes take in the chunks' kernel); nothing where they have a kernel of their own."""
+    if gpu.architecture not in JOINT_ATTENTION or any(g.latent for g in groups):
+        return []
+    return [
+        (layers, replace(chunks.riders, resident=gpu.l2_bytes * g.kv_heads / g.kv_token_bytes))
+        for g, (layers, chunks) in zip(groups, prefill, strict=True)
+    ]
 
 
 def _sum_of_lines(groups: Sequence[tuple[int, Lines]]) -> Lines:

@@ -56,7 +56,7 @@ class Gpu:
     """One GPU. `architecture` names its class in gpus.yaml; `flops` maps a dtype (bf16, fp8, int8, fp4) to the DENSE
     tensor rate in FLOP/s.
 
-    `memory_bytes` is the datasheet's figure, `visible_bytes` what the driver reports as the total, of which
+    `l2_bytes` is the last cache, 0 where nothing asks for it; `memory_bytes` is the datasheet's figure, `visible_bytes` what the driver reports as the total, of which
     `gpu_memory_utilization` takes its share.
     """
 
@@ -64,6 +64,7 @@ class Gpu:
     name: str
     vendor: str
     architecture: str
+    l2_bytes: int
     memory_bytes: int
     visible_bytes: int
     bandwidth_bytes_per_s: float
@@ -98,6 +99,7 @@ def load_gpu(gpu_id: str) -> Gpu:
         name=found["name"],
         vendor=found["vendor"],
         architecture=found["class"],
+        l2_bytes=round(found.get("l2_mib", 0) * 2**20),
         memory_bytes=memory,
         visible_bytes=visible,
         bandwidth_bytes_per_s=found["bandwidth"],

@@ -15,6 +15,7 @@ import click
 from servecast.calibrate_cli import calibrate
 from servecast.errors import ServecastError
 from servecast.trace_cli import trace
+from servecast.validate_cli import validate
 
 if TYPE_CHECKING:
     from servecast.run import Result
@@ -110,6 +111,7 @@ def list_(what: str) -> None:
 
 main.add_command(trace)
 main.add_command(calibrate)
+main.add_command(validate)
 
 
 def _make_folder(out: Path) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 @dataclass(frozen=True, slots=True)
 class Row:
     """One measured point: what ran (`model`, `gpu`, `layout`, `load`), by metric what was measured and what we predict,
-    and what other simulators predicted. Times are in ms. `fitted` says what of our model was fitted to rows like it."""
+    and what else is known by name. Times are in ms. `fitted` says what of our model was fitted to rows like it,
+    `assumed` what of the measurement its source leaves open."""
 
     data: str
     model: str
@@ -22,6 +23,7 @@ class Row:
     predicted: Mapping[str, float]
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     fitted: str = ""
+    assumed: str = ""
 
     def off(self, metric: str) -> float:
         """Signed relative error."""

@@ -15,9 +15,7 @@ def run(scenario: Mapping[str, Any]) -> Result:
     return servecast.simulate(Scenario.model_validate({"name": "accuracy", **scenario}))
 
 
-def closed_loop(
-    clients: int, requests: int, prompt: Mapping[str, Any], output: Mapping[str, Any]
-) -> dict[str, Any]:
+def closed_loop(clients: int, requests: int, prompt: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, Any]:
     """The workload of a load generator with `clients` requests in flight."""
     return {
         "num_requests": requests,

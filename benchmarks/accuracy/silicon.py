@@ -15,7 +15,7 @@ import polars as pl
 from benchmarks.accuracy.rows import Row, Uncovered
 from benchmarks.accuracy.run import closed_loop, run
 
-DATA = "aiconfigurator e2e_silicon_sample"
+DATA = "measured serving points (NVIDIA aiconfigurator, Apache-2.0; mostly InferenceX)"
 GPUS = {"h100_sxm": "h100-sxm", "b200_sxm": "b200-sxm", "gb200": "gb200"}
 INFERENCEX = 0.8  # lengths are uniform between this share of the nominal one and the nominal one
 
@@ -44,7 +44,8 @@ SETUPS: Mapping[tuple[str, str | None, str], Known] = {
         "llama-3.1-70b-fp8", B200_70B, fused_mb=B200_FUSED, sequences=512
     ),
     ("meta-llama/Llama-3.1-70B", "fp4", "b200_sxm"): Known(
-        "llama-3.1-70b-nvfp4", B200_70B, fused_mb=B200_FUSED, sequences=512, fitted="the launch time of steps without graphs"
+        "llama-3.1-70b-nvfp4", B200_70B, fused_mb=B200_FUSED, sequences=512,
+        fitted="the launch time of steps without graphs",
     ),
     ("MiniMaxAI/MiniMax-M2.5", "fp8", "b200_sxm"): Known(
         "minimax-m2.5", {"gpu_memory_utilization": 0.95, "block_size": 32, "kv_cache_dtype": "fp8"},
@@ -103,7 +104,7 @@ def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
 def _compared(row: Mapping[str, Any], known: Known) -> Row:
     isl, osl, clients, tp = (int(row[name]) for name in ("isl", "osl", "concurrency", "tp_size"))
     version = ".".join(str(row["backend_version"] or "0.10").split(".")[:2])
-    engine = {"preset": PRESETS.get(version, "vllm-0.19"), "max_num_seqs": known.sequences or clients}
+    engine: dict[str, Any] = {"preset": PRESETS.get(version, "vllm-0.19"), "max_num_seqs": known.sequences or clients}
     engine |= {"max_model_len": isl + osl + 200} | dict(known.engine)
     if tp in known.fused_mb:
         engine["fi_allreduce_fusion_max_size_mb"] = known.fused_mb[tp]
@@ -116,7 +117,7 @@ def _compared(row: Mapping[str, Any], known: Known) -> Row:
     }).summary()  # fmt: skip
     precision = f", {row['precision']}" if row["precision"] else ""
     return Row(
-        DATA + (f" (assumed: {known.assumed})" if known.assumed else ""),
+        DATA,
         row["model_path"].split("/")[-1] + precision,
         GPUS[row["system"]],
         f"tp {tp}",
@@ -124,4 +125,5 @@ def _compared(row: Mapping[str, Any], known: Known) -> Row:
         {"TTFT": row["silicon_ttft_ms"], "TPOT": row["silicon_tpot_ms"]},
         {"TTFT": found["mean_ttft_ms"], "TPOT": found["mean_tpot_ms"]},
         fitted=known.fitted,
+        assumed=known.assumed,
     )

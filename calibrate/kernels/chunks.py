@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
+TILE_S = 3e-6
+"""To begin and end a tile: by LLMServingSim's mixed kernels of RTX 4090 and RTX PRO 6000 (2 to 5 us)."""
+
+
 class Priced(Protocol):
     """What `compile_chunks` needs of a head shape's prices; `PrefillShape` is one."""
 
@@ -30,8 +34,9 @@ class Riders:
     """What decoding sequences cost in the chunks' kernel, where that kernel gives every head of each its own tile, as
     FlashAttention 2 does in mixed steps: it then neither splits their KV nor shares it among grouped queries.
 
-    A tile takes `key_s` a key, `wave` of them run at a time, and `read_s` is the time to read a token's KV once: each
-    query head does, unless it runs beside another of its KV head.
+    A tile takes TILE_S and `key_s` a key, and `wave` of them run at a time. `read_s` is the time to read a token's KV once: every
+    query head does, and finds in the last cache what the first of its KV head has read as long as that holds the KV of
+    all sequences (`resident` tokens); half more, and it finds nothing.
     """
 
     key_s: float
@@ -39,18 +44,29 @@ class Riders:
     read_s: float
     heads: int
     kv_heads: int
+    resident: float = float("inf")
+
+    @property
+    def again_s(self) -> float:
+        """Seconds to read a token's KV once for every other query head of its KV head."""
+        return self.read_s * (self.heads / self.kv_heads - 1)
+
+    def token_s(self, sequences: int) -> float:
+        """Seconds that a KV token takes the tiles of so many sequences, all in all."""
+        return max(self.key_s / sequences, self.key_s * self.heads / self.wave) if sequences else 0.0
+
+    def tiles_s(self, sequences: int) -> float:
+        """Seconds that the tiles of so many sequences take whatever their KV."""
+        return sequences * self.heads / self.wave * TILE_S if self.read_s else 0.0
 
     def seconds(self, sequences: int, kv_tokens: float) -> float:
         """Seconds that so many sequences with so many cached tokens in all add to a kernel with chunks.
 
-        Derived, not fitted. On mixed kernels of RTX PRO 6000 (vLLM 0.19, FlashAttention 2) 14-15 % median error,
-        6-12 % low, where the price of a decode kernel of their own is 27-47 % off.
+        Derived but for TILE_S. On 27,408 mixed kernels of vLLM 0.19 (FlashAttention 2; LLMServingSim's layers of RTX 4090
+        and RTX PRO 6000) 11 % median error, median +0.5 and +7 %; a decode kernel of their own would be 40 % low.
         """
-        if not sequences:
-            return 0.0
-        ratio = self.heads / self.kv_heads
-        reads = min(max(ratio * sequences / self.wave, 1.0), ratio)
-        return kv_tokens * max(self.key_s / sequences, self.key_s * self.heads / self.wave, self.read_s * reads)
+        read = self.read_s * kv_tokens + self.again_s * min(3 * max(kv_tokens - self.resident, 0.0), kv_tokens)
+        return max(self.tiles_s(sequences) + self.token_s(sequences) * kv_tokens, read if sequences else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,14 @@ class PrefillShape:
         """How many tiles of TILE query rows of one head the GPU works on at a time."""
         return max(self.pairs_per_s * self.kind.key_s / TILE, 1e-9)
 
+    @property
+    def riders_wave(self) -> float:
+        """As `wave`, at the rate of one prompt of LONG tokens, whose tiles have as many keys as decoding sequences."""
+        q = np.array([min(LONG, 2.0 ** self.kind.fit.extent["q"][1])])
+        tiles = float(pairs(q, np.zeros(1), 0)[0]) * self.shape.heads / TILE
+        busy = float(self.fresh(np.ones(1), q)[0]) - self.kind.fit.fixed_s
+        return max(tiles * self.kind.history * self.kind.key_s / max(busy, 1e-9), 1e-9)
+
     def base(self, sequences: ArrayLike, q: ArrayLike) -> Floats:
         """Seconds before the factor."""
         return self.kind.fit.fixed_s + self.work(sequences, q) / self.kind.fit.share
@@ -211,7 +219,7 @@ class PrefillModel:
         prices = self.of_shape(shape)
         key = prices.kind.history * prices.kind.key_s
         read = shape.kv_token_bytes / self.roofline.bandwidth_bytes_per_s
-        riders = Riders(key, prices.wave, read, shape.heads, shape.kv_heads)
+        riders = Riders(key, prices.riders_wave, read, shape.heads, shape.kv_heads)
         return compile_chunks(prices, riders, max_q, max_chunks, shape.window)
 
     def of_shape(self, shape: HeadShape) -> PrefillShape:

@@ -3,20 +3,15 @@ chunks with offsets, decodes, KV tokens, running, waiting and free blocks (vLLM 
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 
 import pytest
 
-from sim.clock import Clock
-from sim.kvcache import KVCache
-from sim.replica import Replica
-from sim.request import Request
+from calibrate.observe.steps import read_steps
+from servecast.conformance import check_conformance
 from sim.schedulers.vllm_v1 import VllmV1
-from sim.state import State
-from sim.steplog import Log
-from tests.reference import ROOT, reference
+from tests.reference import reference
 
 RUNS = [
     *(("ref", f"{trace}_r{k}") for trace in ("calib", "poisson2", "poisson4") for k in (1, 2, 3, 4)),
@@ -25,20 +20,13 @@ RUNS = [
 ]
 
 
-class RecordedTimes:
-    """The seam at the step cost: steps begin when the recording says, so what they cost does not matter."""
-
-    def decode_line(self, decodes, kv_tokens):
-        return None
-
-    def step_s(self, chunks, decodes, kv_tokens):
-        return 0.0
+def folder_of(folder):
+    return reference("reference", "vllm_cpu", *folder.split("/"))
 
 
 def options(folder):
-    config = json.loads(reference("reference", "vllm_cpu", *folder.split("/"), "summary.json").read_text())[
-        "scheduler_config"
-    ]
+    """The policy, blocks and block size that the recorded engine had."""
+    config = json.loads((folder_of(folder) / "summary.json").read_text())["scheduler_config"]
     policy = VllmV1(
         max_num_batched_tokens=config["max_num_batched_tokens"],
         max_num_seqs=config["max_num_seqs"],
@@ -47,79 +35,23 @@ def options(folder):
         long_prefill_alone_exempt=True,
         scheduler_reserve_full_isl=config["scheduler_reserve_full_isl"],
     )
-    return policy, config["num_gpu_blocks"], config["block_size"], config["max_model_len"]
+    return policy, config["num_gpu_blocks"], config["block_size"]
 
 
-def rows(folder, name):
-    with reference("reference", "vllm_cpu", *folder.split("/"), name).open() as file:
-        return list(csv.DictReader(file))
-
-
-def arrivals(folder, run):
-    requests = []
-    for i, row in enumerate(rows(folder, f"requests_{run}.csv")):
-        at = float(row["sent_s"]) + float(row["send_to_scheduler_ms"]) / 1e3
-        requests.append(Request(i, at, int(row["input_tokens"]), int(row["output_tokens"]), int(row["output_tokens"])))
-    return sorted(requests, key=lambda r: r.arrival_s)
-
-
-def ours(batch, state):
-    """Our batch in the words of the recording, which counts the last token of a recomputed sequence as a decode."""
-    chunks = [(r, q, c) for r, q, c in batch.chunks if not (q == 1 and c >= r.prompt_tokens)]
-    single = [c for r, q, c in batch.chunks if q == 1 and c >= r.prompt_tokens]
-    return (
-        " ".join(f"{q}@{c}" for _, q, c in chunks),
-        batch.decodes + len(single),
-        batch.kv_tokens + sum(single),
-        len(state.running),
-        len(state.waiting),
-        state.kv.free,
-    )
-
-
-def replay(folder, run, policy, num_blocks, block_size, max_model_len):
-    """(steps that agree, steps, preemptions, requests finished) of our scheduler driven by the recorded times."""
-    state, log = State(KVCache(num_blocks, block_size)), Log()
-    replica = Replica(
-        0,
-        Clock(),
-        state,
-        policy,
-        RecordedTimes(),
-        log,
-        lambda r, t: None,
-        max_model_len=max_model_len,
-        asynchronous=False,
-    )
-    pending = arrivals(folder, run)
-    agree, total, busy, preemptions = 0, 0, False, 0
-    for row in rows(folder, f"steps_{run}.csv"):
-        now = float(row["t_sched"])
-        if busy:
-            replica.finish_run()
-        while pending and pending[0].arrival_s <= now:
-            replica.submit(pending.pop(0))
-        busy = replica.start_run(now)
-        theirs = (row["chunks"], *(int(row[c]) for c in ("gen_reqs", "gen_kv", "running", "waiting", "free_blocks")))
-        if busy:
-            preemptions += len(replica.batch.preempted)
-            agree += ours(replica.batch, state) == theirs
-        else:
-            agree += theirs == ("", 0, 0, 0, 0, num_blocks - 1)
-        total += 1
-    if busy:
-        replica.finish_run()
-    return agree, total, preemptions, len(log.requests)
+def recorded(folder, run):
+    return read_steps(folder_of(folder) / f"steps_{run}.csv")
 
 
 @pytest.mark.parametrize(("folder", "run"), RUNS)
 def test_every_recorded_step_is_reproduced(folder, run):
-    agree, total, preemptions, finished = replay(folder, run, *options(folder))
-    assert agree == total > 50
-    assert finished == len(rows(folder, f"requests_{run}.csv"))
-    summary = json.loads((ROOT / "reference" / "vllm_cpu" / folder / "summary.json").read_text())
-    (recorded,) = [r["steps"]["preemptions"] for r in summary["runs"] if r["tag"] == run]
-    assert preemptions == recorded
+    steps = recorded(folder, run)
+    found = check_conformance(steps, *options(folder))
+    assert found.agreeing == found.compared == found.steps == len(steps.steps) > 50
+    assert found.differences == ()
+    assert found.finished == len(steps.requests) > 0
+    summary = json.loads((folder_of(folder) / "summary.json").read_text())
+    (preemptions,) = [r["steps"]["preemptions"] for r in summary["runs"] if r["tag"] == run]
+    assert found.preemptions == preemptions
 
 
 @pytest.mark.parametrize(
@@ -135,8 +67,9 @@ def test_every_recorded_step_is_reproduced(folder, run):
     ],
 )
 def test_wrong_settings_do_not_reproduce_it(folder, run, change):
-    policy, num_blocks, block_size, max_model_len = options(folder)
+    policy, num_blocks, block_size = options(folder)
     num_blocks = change.pop("num_blocks", num_blocks)
     block_size = change.pop("block_size", block_size)
-    agree, total, _, _ = replay(folder, run, replace(policy, **change), num_blocks, block_size, max_model_len)
-    assert agree < 0.9 * total
+    found = check_conformance(recorded(folder, run), replace(policy, **change), num_blocks, block_size)
+    assert found.agreeing < 0.9 * found.steps
+    assert found.differences

@@ -1,0 +1,27 @@
+"""All comparisons that the data allow, in order."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from benchmarks.accuracy import cases, page, recorded, silicon
+from benchmarks.accuracy.ranking import rankings, regret
+from benchmarks.accuracy.rows import Row, Uncovered
+
+NOT_READ = (
+    Uncovered("BLIS (vLLM 0.15, H100, A100, L40S)", "", "prefix caching, which its prompts were made for", 123),
+    Uncovered("LLMServingSim's ISPASS runs", "", "split prefill and decode, several instances", 6),
+)
+
+
+def write(reference: Path, out: Path) -> None:
+    """Compare everything and write the page."""
+    found: list[Row | Uncovered] = list(silicon.compare(reference))
+    points = [each for each in found if isinstance(each, Row)]
+    with tempfile.TemporaryDirectory() as scratch:
+        found += recorded.compare(reference, Path(scratch))
+    found += cases.compare()
+    rows = [each for each in found if isinstance(each, Row)]
+    uncovered = [*(each for each in found if isinstance(each, Uncovered)), *NOT_READ]
+    out.write_text(page.text(rows, uncovered, rankings(points), regret(points)), "utf-8")
