@@ -66,10 +66,11 @@ class CompiledCost:
 
     Lists are indexed by the step's tokens (`tokens_s`) or sampled sequences (`samples_s`, `after_s`, `floor_s`); all
     entries are seconds. `decode` are decode attention's lines, to which `decode_base_s` adds what else a step of so
-    many decodes takes; `joint` is what they take in one kernel with chunks (seconds, and seconds a KV token), `joint_read` (seconds
-    to read one, to read it again for all other heads, and how many the cache holds) the least that it takes. `prefill` are the groups
-    of layers with equal attention: (layers, chunk prices). Host time: `after_s` is added to the GPU time, and a step
-    takes at least `floor_s` and, by its tokens, `launch_s` where it has chunks, `decode_floor_s` where not.
+    many decodes takes; `joint` is what they take in one kernel with chunks (seconds, and seconds a KV token), and
+    `joint_read` the least that it takes (seconds to read a KV token, to read it again for all other heads, and how many
+    the cache holds). `prefill` are the groups of layers with equal attention: (layers, chunk prices). Host time:
+    `after_s` is added to the GPU time, and a step takes at least `floor_s` and, by its tokens, `launch_s` where it has
+    chunks, `decode_floor_s` where not.
     """
 
     tokens_s: list[float]

@@ -56,8 +56,8 @@ class Gpu:
     """One GPU. `architecture` names its class in gpus.yaml; `flops` maps a dtype (bf16, fp8, int8, fp4) to the DENSE
     tensor rate in FLOP/s.
 
-    `l2_bytes` is the last cache, 0 where nothing asks for it; `memory_bytes` is the datasheet's figure, `visible_bytes` what the driver reports as the total, of which
-    `gpu_memory_utilization` takes its share.
+    `l2_bytes` is the last cache, 0 where nothing asks for it; `memory_bytes` is the datasheet's figure, `visible_bytes`
+    what the driver reports as the total, of which `gpu_memory_utilization` takes its share.
     """
 
     id: str

@@ -25,6 +25,7 @@ def report_html(result: Result) -> str:
             _cards(result, summary),
             "<h2>Latency</h2>",
             _latencies(summary),
+            _intervals(result.manifest),
             _classes(summary),
             *(figure(name, caption) for name, (_, caption) in _figures(summary).items()),
             "<h2>Assumptions, and where the numbers come from</h2>",
@@ -97,6 +98,15 @@ def _latencies(summary: Mapping[str, Any]) -> str:
         rows.append(f"<tr><th>{name} ({unit})</th>" + "".join(f'<td class="number">{v}</td>' for v in values) + "</tr>")
     head = "".join(f'<th class="number">{stat}</th>' for stat in ("mean", "p50", "p90", "p99"))
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _intervals(manifest: Mapping[str, Any]) -> str:
+    """How sure the latencies are, where that was asked."""
+    said, rows = words.interval_rows(manifest)
+    if not rows:
+        return ""
+    table = _table(("", "mean", "p50", "p90", "p99"), [(name, *cells) for name, cells in rows])
+    return f"<h2>How sure is it?</h2><p>{escape(said)}.</p>{table}"
 
 
 def _classes(summary: Mapping[str, Any]) -> str:

@@ -38,6 +38,15 @@ def print_summary(result: Result, console: Console) -> None:
     console.print()
     console.print(latencies)
     console.print()
+    said, rows = words.interval_rows(result.manifest)
+    if rows:
+        sure = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for column in ("", "mean", "p50", "p90", "p99"):
+            sure.add_column(column, justify="right" if column else "left")
+        for name, cells in rows:
+            sure.add_row(name, *cells)
+        console.print(Text(f"{said}:"), sure, sep="\n")
+        console.print()
     if classes := s.get("classes"):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         table.add_column("class", overflow="fold")

@@ -115,6 +115,28 @@ def latency_row(summary: Mapping[str, Any], key: str) -> tuple[str, list[str]]:
     return unit, [quantity(None if v is None else v * scale) for v in values]
 
 
+def interval_rows(manifest: Mapping[str, Any]) -> tuple[str, list[tuple[str, list[str]]]]:
+    """(what they are, [(latency or rate with its unit, [mean, p50, p90, p99 as "low to high"])]) of a run that was
+    asked how sure it is; no rows else."""
+    facts = manifest.get("intervals")
+    if not facts:
+        return "", []
+    ends, rows = facts["intervals"], []
+    for name, key in METRICS.items():
+        found = [ends.get(f"{stat}_{key}") for stat in ("mean", "p50", "p90", "p99")]
+        scale, unit = latency_unit(max((pair[1] for pair in found if pair), default=None))
+        cells = [f"{quantity(p[0] * scale)} to {quantity(p[1] * scale)}" if p else NONE for p in found]
+        rows.append((f"{name} ({unit})", cells))
+    if rate := ends.get("output_throughput"):
+        rows.append(("Output (tokens/s)", [f"{quantity(rate[0])} to {quantity(rate[1])}", NONE, NONE, NONE]))
+    more = facts["saturated_draws"]
+    said = (
+        f"{100 * facts['level']:.0f} % intervals from {facts['draws']} draws of what may be wrong: kernels, clocks, "
+        "host and front end" + (f"; in {more} of them work piles up" if more else "")
+    )
+    return said, rows
+
+
 def slo(limits: Mapping[str, float]) -> str:
     """The limits in one line: `TTFT <= 1 s, TPOT <= 50 ms`."""
     return ", ".join(f"{name.upper()} <= {seconds(limit)}" for name, limit in limits.items())

@@ -15,12 +15,20 @@ from typing import TYPE_CHECKING, Any
 from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
+    from servecast.intervals import Intervals, predict_intervals
     from servecast.run import Result, simulate
     from servecast.scenario import Scenario, load_scenario
 
-__all__ = ["Result", "Scenario", "ServecastError", "load_scenario", "simulate"]
+__all__ = ["Intervals", "Result", "Scenario", "ServecastError", "load_scenario", "predict_intervals", "simulate"]
 
-_HOMES = {"Result": "run", "simulate": "run", "Scenario": "scenario", "load_scenario": "scenario"}
+_HOMES = {
+    "Intervals": "intervals",
+    "predict_intervals": "intervals",
+    "Result": "run",
+    "simulate": "run",
+    "Scenario": "scenario",
+    "load_scenario": "scenario",
+}
 
 
 def __getattr__(name: str) -> Any:

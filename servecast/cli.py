@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from servecast import observe_cli
 from servecast.calibrate_cli import calibrate
 from servecast.errors import ServecastError
 from servecast.trace_cli import trace
@@ -59,8 +60,23 @@ def main() -> None:
     help="Folder for the results. [default: runs/ and the name of the scenario file]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON only; write files only with --out.")
+@click.option(
+    "--intervals",
+    is_flag=False,
+    flag_value=20,
+    type=click.IntRange(5, 1000),
+    metavar="[DRAWS]",
+    help="Say how sure it is: simulate again under so many draws of what may be wrong. [20 if no number is given]",
+)
 @click.option("--show-resolved", is_flag=True, help="Print the scenario with every default filled in, and stop.")
-def run(scenario: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool, show_resolved: bool) -> None:
+def run(
+    scenario: Path,
+    overrides: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+    intervals: int | None,
+    show_resolved: bool,
+) -> None:
     """Replay the workload of SCENARIO, a YAML file, and report latencies, throughput and memory.
 
     \b
@@ -79,10 +95,15 @@ def run(scenario: Path, overrides: tuple[str, ...], out: Path | None, as_json: b
     if out is not None:
         _make_folder(out)  # now, not when a long run has ended
     result = _simulate(setup)
+    if intervals and result.complete:
+        from servecast.intervals import predict_intervals
+
+        result.manifest = {**result.manifest, "intervals": predict_intervals(setup, intervals).summary()}
     if as_json:
         import json
 
-        click.echo(json.dumps(result.summary(), indent=2, allow_nan=False))
+        found = result.summary() | ({"intervals": result.manifest["intervals"]} if intervals else {})
+        click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
         from rich.console import Console
 
@@ -111,6 +132,8 @@ def list_(what: str) -> None:
 
 main.add_command(trace)
 main.add_command(calibrate)
+for command in observe_cli.COMMANDS:
+    calibrate.add_command(command)
 main.add_command(validate)
 
 

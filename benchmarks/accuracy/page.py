@@ -12,11 +12,14 @@ from benchmarks.accuracy.rows import Errors, Row, Uncovered, errors, grouped, wo
 TEMPLATE = Path(__file__).with_name("template.md")
 
 
-def text(rows: Sequence[Row], uncovered: Sequence[Uncovered], ranked: Sequence[Ranking], lost: Regret) -> str:
+def text(
+    rows: Sequence[Row], uncovered: Sequence[Uncovered], ranked: Sequence[Ranking], lost: Regret, sure: str
+) -> str:
     """The whole page."""
     return TEMPLATE.read_text("utf-8").format(
         tables="\n\n".join(_sections(rows)),
         ranking=_ranking(ranked, lost),
+        sure=sure,
         worst=_worst(rows),
         uncovered=_uncovered(uncovered, len(rows)),
     )
@@ -88,8 +91,8 @@ def _errors(found: Errors) -> str:
 def _ranking(ranked: Sequence[Ranking], lost: Regret) -> str:
     out = [
         "## Which configuration is better?", "",
-        "Pairs of configurations (GPU, precision, tensor parallelism) of one model at one load, by the gap of their measured",
-        "output tokens a second and GPU:", "",
+        "Pairs of configurations (GPU, precision, tensor parallelism) of one model at one load, by the gap of their",
+        "measured output tokens a second and GPU:", "",
         "| measured gap | named right | pairs |", "|---|---|---|",
     ]  # fmt: skip
     for each in ranked:

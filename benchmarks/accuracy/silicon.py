@@ -72,18 +72,22 @@ def table(reference: Path) -> pl.DataFrame:
 
 def compare(reference: Path) -> Iterator[Row | Uncovered]:
     """Every row that can be run, and what cannot."""
-    rows = table(reference)
     done = []
-    for row in rows.iter_rows(named=True):
-        known = SETUPS.get((row["model_path"], row["precision"], row["system"]))
-        if (why := _missing(row, known)) is None:
-            assert known is not None
+    for row, known, why in judged(reference):
+        if known and why is None:
             yield _compared(row, known)
         else:
             done.append((f"{row['model_path']}, {GPUS[row['system']]}, {row['backend']}", why))
     counts = pl.DataFrame(done, schema=["what", "why"], orient="row").group_by("what", "why").len()
     for what, why, points in counts.sort("what", "why").iter_rows():
         yield Uncovered(DATA, what, why, points)
+
+
+def judged(reference: Path) -> Iterator[tuple[dict[str, Any], Known | None, str | None]]:
+    """Every row with how it was run, where that is known, and why it cannot be, if it cannot."""
+    for row in table(reference).iter_rows(named=True):
+        known = SETUPS.get((row["model_path"], row["precision"], row["system"]))
+        yield row, known, _missing(row, known)
 
 
 def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
@@ -101,27 +105,31 @@ def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
     return None if known else "a model with a vision tower, or a setup that is not known"
 
 
-def _compared(row: Mapping[str, Any], known: Known) -> Row:
+def scenario(row: Mapping[str, Any], known: Known) -> dict[str, Any]:
+    """The scenario of a row."""
     isl, osl, clients, tp = (int(row[name]) for name in ("isl", "osl", "concurrency", "tp_size"))
     version = ".".join(str(row["backend_version"] or "0.10").split(".")[:2])
-    engine: dict[str, Any] = {"preset": PRESETS.get(version, "vllm-0.19"), "max_num_seqs": known.sequences or clients}
-    engine |= {"max_model_len": isl + osl + 200} | dict(known.engine)
+    engine: dict[str, Any] = {"preset": PRESETS.get(version, "vllm-0.19"), "max_model_len": isl + osl + 200}
+    engine |= {"max_num_seqs": max(known.sequences or 0, clients)} | dict(known.engine)
     if tp in known.fused_mb:
         engine["fi_allreduce_fusion_max_size_mb"] = known.fused_mb[tp]
-    if clients > engine["max_num_seqs"]:
-        engine["max_num_seqs"] = clients
     prompt, output = ({"kind": "uniform", "low": int(known.shortest * n), "high": n} for n in (isl, osl))
-    found = run({
+    requests = (10 if known.shortest < 1 else 4) * clients
+    return {
         "model": known.model, "engine": engine, "cluster": {"gpu": GPUS[row["system"]], "tp": tp},
-        "workload": closed_loop(clients, 10 * clients if known.shortest < 1 else 4 * clients, prompt, output),
-    }).summary()  # fmt: skip
+        "workload": closed_loop(clients, requests, prompt, output),
+    }  # fmt: skip
+
+
+def _compared(row: Mapping[str, Any], known: Known) -> Row:
+    found = run(scenario(row, known)).summary()
     precision = f", {row['precision']}" if row["precision"] else ""
     return Row(
         DATA,
         row["model_path"].split("/")[-1] + precision,
         GPUS[row["system"]],
-        f"tp {tp}",
-        f"{isl}/{osl}, {clients} clients",
+        f"tp {row['tp_size']}",
+        f"{row['isl']}/{row['osl']}, {row['concurrency']} clients",
         {"TTFT": row["silicon_ttft_ms"], "TPOT": row["silicon_tpot_ms"]},
         {"TTFT": found["mean_ttft_ms"], "TPOT": found["mean_tpot_ms"]},
         fitted=known.fitted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from benchmarks.accuracy import cases, page, recorded, silicon
+from benchmarks.accuracy import cases, coverage, page, recorded, silicon
 from benchmarks.accuracy.ranking import rankings, regret
 from benchmarks.accuracy.rows import Row, Uncovered
 
@@ -24,4 +24,5 @@ def write(reference: Path, out: Path) -> None:
     found += cases.compare()
     rows = [each for each in found if isinstance(each, Row)]
     uncovered = [*(each for each in found if isinstance(each, Uncovered)), *NOT_READ]
-    out.write_text(page.text(rows, uncovered, rankings(points), regret(points)), "utf-8")
+    sure = coverage.section(coverage.coverages(reference))
+    out.write_text(page.text(rows, uncovered, rankings(points), regret(points), sure), "utf-8")

@@ -34,9 +34,9 @@ class Riders:
     """What decoding sequences cost in the chunks' kernel, where that kernel gives every head of each its own tile, as
     FlashAttention 2 does in mixed steps: it then neither splits their KV nor shares it among grouped queries.
 
-    A tile takes TILE_S and `key_s` a key, and `wave` of them run at a time. `read_s` is the time to read a token's KV once: every
-    query head does, and finds in the last cache what the first of its KV head has read as long as that holds the KV of
-    all sequences (`resident` tokens); half more, and it finds nothing.
+    A tile takes TILE_S and `key_s` a key, and `wave` of them run at a time. `read_s` is the time to read a token's KV
+    once: every query head does, and finds in the last cache what the first of its KV head has read as long as that
+    holds the KV of all sequences (`resident` tokens); half more, and it finds nothing.
     """
 
     key_s: float
@@ -62,8 +62,8 @@ class Riders:
     def seconds(self, sequences: int, kv_tokens: float) -> float:
         """Seconds that so many sequences with so many cached tokens in all add to a kernel with chunks.
 
-        Derived but for TILE_S. On 27,408 mixed kernels of vLLM 0.19 (FlashAttention 2; LLMServingSim's layers of RTX 4090
-        and RTX PRO 6000) 11 % median error, median +0.5 and +7 %; a decode kernel of their own would be 40 % low.
+        Derived but for TILE_S. On 27,408 mixed kernels of vLLM 0.19 (FlashAttention 2; LLMServingSim's layers of RTX
+        4090 and RTX PRO 6000) 11 % median error, median +0.5 and +7 %; a decode kernel of their own is 40 % low.
         """
         read = self.read_s * kv_tokens + self.again_s * min(3 * max(kv_tokens - self.resident, 0.0), kv_tokens)
         return max(self.tiles_s(sequences) + self.token_s(sequences) * kv_tokens, read if sequences else 0.0)

@@ -40,7 +40,7 @@ def test_run_prints_a_summary_and_writes_files() -> None:
         "ITL",
         "E2E",
         "20 of 20 finished",
-        "not yet validated",
+        "docs/accuracy.md",
         "Report: ",
     ):
         assert word in out.stdout
