@@ -4,7 +4,7 @@ two of them cancels in their difference. It knows no requests and no results.
 What is drawn, with where its width comes from (`docs/accuracy.md` has the errors that they must explain):
 - each family of kernels: the profile's median error inside its grid; a datasheet's 25 %;
 - all kernels together (COMPOSITION): what sums of kernels miss or count twice;
-- long prompts (CLOCKS): a GPU at its power limit is up to three tenths slower than in the bursts that tables time;
+- long prompts (CLOCKS): a GPU at its power limit is up to a third slower than in the bursts that tables time;
 - experts (EXPERTS): what runs around them is in no table;
 - the host's and the front end's times (HOST, FRONT_END): machines differ.
 """
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 QUARTILE = 0.6745  # of a normal law: its median |error| in standard deviations
 DATASHEET = 0.25
-COMPOSITION = 0.045
-CLOCKS = (-0.1, 0.3)
+COMPOSITION = 0.03
+CLOCKS = (-0.12, 0.38)
 LONG_STEP = 512  # tokens of a step from which the multipliers bound it
 EXPERTS = (0.25, 0.15)  # mean and standard deviation of the logarithm
 HOST = 0.4
-FRONT_END = 0.8
+FRONT_END = 1.0
 
 
 @dataclass(frozen=True, slots=True)
