@@ -1,0 +1,452 @@
+"""A scenario's `host:` part from measurements of the deployment: what is fitted to what, and errors of the rest.
+
+Serving runs are simulated with the candidates (`anchor_runs`), an engine's own steps are priced (`anchor_steps`). The
+fit is `calibrate/anchor.py`; which requests stand for a measured run `servecast/validate_replay.py` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrate.anchor import (
+    KINDS,
+    PROBE,
+    Anchor,
+    Estimate,
+    Floats,
+    Ints,
+    Scalar,
+    Steps,
+    Values,
+    fit_anchor,
+    recorded_steps,
+)
+from calibrate.cost import compile_cost
+from calibrate.scaled import PRICED, Scaled
+from reports.words import requests as counted
+from servecast.errors import ServecastError
+from servecast.observe_cli import contradictions
+from servecast.run import simulate
+from servecast.scenario import HostPart, Scenario, load_scenario
+from servecast.setup import Setup, set_up, with_host
+from servecast.units import duration_text
+from servecast.validate_checks import warnings_of
+from servecast.validate_replay import Replay, replay_of
+from sim.metrics import Distribution
+
+if TYPE_CHECKING:
+    from calibrate.observe.steps import ObservedRun
+    from reports.measured import MeasuredRun
+
+SERVING = ("request", "step", "per_sequence", "bubble", "kernels")
+STEPS = ("step", "per_sequence", "bubble", "kernels")
+TIMES_SPREAD = log(2.5)
+"""Standard deviation of the logarithm of a preset's time, before any data: machines differ by such factors."""
+KERNELS_SPREAD = {"profile": 0.15, "datasheet": 0.4}
+"""Of the factor on kernels. Sums of a profile's kernels are within 6 % of whole steps where that is known
+(docs/calibration.md), and clocks and engine versions differ. A profile of a CPU is another CPU's: as a datasheet."""
+FLOOR, COMPOSITION = 0.02, 0.03
+"""Errors that no scalar takes away: of any figure; and of kernels from step to step, which counts times a figure's
+slope in the factor on kernels (the waiting time of an overloaded engine moves by several times as much)."""
+CLIENTS_BIND = 0.8
+"""With so large a share of the client's limit in the system on average, requests wait for answers, not for a rate."""
+FEW, ENOUGH = 20, 40
+"""Requests or steps that are compared at least, and of which halves are made."""
+REPEATS, ALIKE = 4, 0.5
+"""Fits at most, and the change of the noise (its logarithm) that needs no further one."""
+FOLDS = 5
+"""Of several runs each is left out of a fit once: alone, or, of many, with every fifth."""
+UNLIKE = 0.1
+"""Tokens of the scenario's requests may differ by this share, or by chance, from those that were measured."""
+MEASURE = (
+    "measure a run at low concurrency (1 to 4), which tells request and step, and one near saturation, which tells "
+    "kernels, and give both; or record the engine's steps (--steps)"
+)
+RECORD = "record steps under a load that varies: of few and of many sequences, of short and of long prompts"
+METRICS = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "e2el_ms": "e2e_s"}
+"""Ending of the summary's keys -> column of the requests."""
+STATS = ("mean", "p50")
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """How far figures are off before and after: shares of the measured values, one for each of `Anchored.heads`."""
+
+    of: str
+    what: str
+    before: tuple[float | None, ...]
+    after: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchored:
+    """What an anchor found. `errors` are of points that the fit did not see where `unseen`; `checked` says which."""
+
+    anchor: Anchor
+    heads: tuple[str, ...]
+    errors: tuple[Error, ...]
+    unseen: bool
+    checked: str
+    notes: tuple[str, ...]
+
+    @property
+    def host(self) -> dict[str, str | float]:
+        """What was told, as a scenario's `host:` has it."""
+        told = {each.scalar.name: each.value for each in self.anchor.estimates if each.told}
+        return {name: float(f"{v:.4g}") if name == "kernels" else f"{1e3 * v:.4g}ms" for name, v in told.items()}
+
+    @property
+    def signed(self) -> bool:
+        """Whether errors have signs; those of steps are absolute."""
+        return self.heads == STATS
+
+    @property
+    def better(self) -> bool:
+        """Whether the errors became smaller, all in all."""
+        pairs = [pair for each in self.errors for pair in zip(each.before, each.after, strict=True)]
+        return sum(abs(log(1 + a)) - abs(log(1 + b)) for b, a in pairs if a is not None and b is not None) < 0
+
+
+def anchor_runs(path: Path, runs: Mapping[str, MeasuredRun], done: Callable[[], None] = lambda: None) -> Anchored:
+    """Fit what the serving runs (by name) tell of `request`, `step`, `per_sequence` and `kernels`.
+
+    Errors are of runs that were left out of a fit; of one run with requests, of its second half after a fit to the
+    first. `done()` is called after every simulation. Raises ServecastError for whatever cannot be compared or told.
+    """
+    points, problems = [], []
+    for name, run in runs.items():
+        try:
+            points.append(Point(name, *_replay(path, run), done))
+        except ServecastError as error:
+            problems += [p if run.source in p or name in p else f"{name}: {p}" for p in error.problems]
+    if problems:
+        raise ServecastError(*dict.fromkeys(problems))
+    setup = points[0].setup
+    base, scalars = _base(setup), _scalars(setup, SERVING, stay=("bubble",))
+    unseen = len(points) > 1 or points[0].halve()
+    anchor = _or_refuse(_fit_points(points, base, scalars), MEASURE)
+    if len(points) > 1:
+        others = [
+            _fit_points([p for k, p in enumerate(points) if k % FOLDS != i], base, scalars)
+            for i in range(min(FOLDS, len(points)))
+        ]
+        errors = [e for i, p in enumerate(points) for e in p.compared(base, base | others[i % FOLDS].values)]
+        checked = f"each of the {len(points)} runs, predicted by a fit without it"
+    else:
+        errors = [*points[0].compared(base, base | anchor.values)]
+        checked = "the second half of the requests, after a fit to the first half" if unseen else "what was fitted to"
+    return Anchored(anchor, STATS, tuple(errors), unseen, checked, _notes(points))
+
+
+def anchor_steps(path: Path, run: ObservedRun) -> Anchored:
+    """Fit what the first half of an engine's own steps tells of `step`, `per_sequence`, `bubble` and `kernels`.
+
+    Errors are of the second half. Raises ServecastError for steps that the scenario's engine cannot have made.
+    """
+    setup = set_up(load_scenario(path))
+    base, scalars = _base(setup), _scalars(setup, STEPS)
+    steps = recorded_steps(run, setup.model, setup.layout, setup.engine, setup.prices)
+    if len(steps.seconds) < ENOUGH:
+        raise ServecastError(f"{run.path}: only {len(steps.seconds)} steps; record at least {ENOUGH}, under load")
+    steps = replace(steps, kernels_s=steps.kernels_s / base["kernels"])
+    first = np.arange(len(steps.seconds)) < len(steps.seconds) // 2
+    seen, rest = steps.part(first), steps.part(~first)
+    anchor = _or_refuse(seen.fit(base, scalars), RECORD)
+    values = base | anchor.values
+    errors = tuple(_step_errors(rest, base, values))
+    notes = [*contradictions(run, setup), *run.notes, *_prefill(seen, values, scalars)]
+    checked = "the second half of the steps, after a fit to the first half"
+    return Anchored(anchor, ("median", "p90"), errors, True, checked, tuple(notes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Some requests of a run (positions in what is simulated, None: all) and what was measured of them: figures under
+    the keys of `Result.summary`, milliseconds."""
+
+    at: Ints | None
+    measured: Mapping[str, float]
+
+
+class Point:
+    """A measured run beside its simulation: `fit` are the parts that are fitted to, `check` is what errors are of."""
+
+    def __init__(self, name: str, run: MeasuredRun, replay: Replay, done: Callable[[], None]) -> None:
+        self.name, self.setup = name, replay.setup
+        self.notes = [said.rstrip(".") for said in (replay.said, *warnings_of(run, replay), *run.doubts)]
+        self._done = done
+        self._known: dict[tuple[float, ...], Mapping[str, Floats]] = {}
+        self._measured: dict[str, Floats] = {}
+        stated = {f"{stat}_{key}" for stat, key in product(STATS, METRICS)}
+        self.check = Part(None, {k: v for k, v in run.summary.items() if k in stated and v > 0})
+        self.fit = [self.check]
+        if replay.rows is not None and run.requests is not None:
+            frame = run.requests[replay.rows]
+            columns = {key: frame[name].fill_null(np.nan).to_numpy() for key, name in METRICS.items()}
+            self._measured = {key: np.where(column > 0, column, np.nan) for key, column in columns.items()}
+            self.check, self.fit = self._part(every := np.arange(len(frame))), self._by_length(every)
+        count = run.completed if replay.rows is None else len(replay.rows)
+        if count is not None and count < FEW:
+            raise ServecastError(f"{name}: only {counted(count)}; measure {FEW} or more")
+        if not self.check.measured:
+            raise ServecastError(f"{name}: states no TTFT, TPOT or E2E; nothing can be fitted to it")
+
+    def halve(self) -> bool:
+        """Fit to the first half in time only, and check with the second; False where there are too few requests."""
+        if not self._measured or (count := len(self._measured["ttft_ms"])) < ENOUGH:
+            return False
+        self.fit, self.check = self._by_length(np.arange(count // 2)), self._part(np.arange(count // 2, count))
+        return True
+
+    def errors(self, values: Values) -> Floats:
+        """log(predicted / measured) of every fitted part's TTFT and TPOT, or E2E in place of one that is not there: the
+        mean of those of mean and p50, which are hardly two data."""
+        columns = self._simulated(values)
+        found = []
+        for part in self.fit:
+            off = _logs(_figures(columns, part.at), part.measured)
+            both = all(any(key.endswith(metric) for key in off) for metric in ("ttft_ms", "tpot_ms"))
+            for metric in list(METRICS)[: 2 if both else 3]:
+                each = [value for key, value in off.items() if key.endswith(metric)]
+                found += [(metric, part.at, float(np.mean(each)))] if each else []
+        self._fitted = [(metric, at) for metric, at, _ in found]
+        return np.array([off for _, _, off in found])
+
+    def noise(self, base: Values, probe: Values) -> Floats:
+        """Standard deviations of `errors`; `probe` has another factor on kernels than `base`."""
+        slope = (self.errors(probe) - self.errors(base)) / log(probe["kernels"] / base["kernels"])
+        columns, chance = self._simulated(base), []
+        for metric, at in self._fitted:
+            if at is None:  # other requests were measured than are simulated: both means are of draws
+                own = columns[metric][~np.isnan(columns[metric])]
+                chance.append(2 * (own.std() / own.mean()) ** 2 / len(own))
+            else:
+                ratio = np.log(columns[metric][at] / self._measured[metric][at])
+                ratio = ratio[~np.isnan(ratio)]
+                chance.append(ratio.var() / len(ratio) if len(ratio) else 0.0)
+        return np.asarray(np.sqrt(FLOOR**2 + (COMPOSITION * slope) ** 2 + np.array(chance)))
+
+    def compared(self, before: Values, after: Values) -> Iterator[Error]:
+        """The errors of the part that is checked, metric by metric."""
+        offs = [_logs(_figures(self._simulated(v), self.check.at), self.check.measured) for v in (before, after)]
+        for metric in METRICS:
+            keys = [f"{stat}_{metric}" for stat in STATS]
+            if any(key in offs[0] for key in keys):
+                yield Error(self.name, metric, *(tuple(_share(off.get(key)) for key in keys) for off in offs))
+
+    def _part(self, at: Ints) -> Part:
+        return Part(at, _figures(self._measured, at))
+
+    def _by_length(self, at: Ints) -> list[Part]:
+        """Requests with short and with long prompts apart, where they differ: what a prompt's kernels take shows."""
+        prompt = self.setup.requests.trace.prompt_tokens[at]
+        long = prompt > np.median(prompt)
+        if min(long.sum(), (~long).sum()) < FEW or prompt[long].mean() < 1.5 * prompt[~long].mean():
+            return [self._part(at)]
+        return [self._part(at[~long]), self._part(at[long])]
+
+    def _simulated(self, values: Values) -> Mapping[str, Floats]:
+        """Latencies of every request, seconds; NaN where there are none."""
+        key = tuple(float(f"{values[name]:.10g}") for name in sorted(values))
+        if key not in self._known:
+            result = simulate(with_values(self.setup, values))
+            if self._measured and result.finished < result.submitted:
+                lost = result.submitted - result.finished
+                raise ServecastError(
+                    f"{self.name}: the scenario's engine refuses {counted(lost)} of the run; is its max_model_len, or "
+                    "its memory for KV, that of the engine that was measured?"
+                )
+            self._known[key] = {name: result.column(column) for name, column in METRICS.items()}
+            self._done()
+        return self._known[key]
+
+
+def with_values(setup: Setup, values: Values) -> Setup:
+    """The setup at these host times (seconds) and this factor on kernels, instead of the scenario's."""
+    times = {name: duration_text(value) for name, value in values.items() if name != "kernels"}
+    engine = with_host(setup.engine, HostPart.model_validate(times))
+    factor = values["kernels"] / _factor(setup)
+    prices = Scaled(setup.prices, dict.fromkeys(PRICED, factor))
+    return replace(setup, engine=engine, cost=compile_cost(setup.model, setup.layout, engine, prices))
+
+
+def _factor(setup: Setup) -> float:
+    return setup.scenario.host.kernels or 1.0
+
+
+def _base(setup: Setup) -> dict[str, float]:
+    """What the scenario has now, by its own word or the preset's: seconds, and the factor on kernels."""
+    host, kind = setup.engine.host, "async" if setup.engine.async_scheduling else "sync"
+    return {
+        "request": setup.engine.front_end.request_s,
+        "step": getattr(host, f"{kind}_base_s"),
+        "per_sequence": getattr(host, f"{kind}_per_sequence_s"),
+        "bubble": host.bubble_s,
+        "kernels": _factor(setup),
+    }
+
+
+def _scalars(setup: Setup, names: Sequence[str], stay: Sequence[str] = ()) -> list[Scalar]:
+    """What can be fitted: no time that the scenario sets to 0, no bubble of a synchronous engine."""
+    base, known = _base(setup), setup.prices.provenance["kind"] == "profile" and setup.gpu.id != "cpu"
+    spread = KERNELS_SPREAD["profile" if known else "datasheet"]
+    out = []
+    for name in names:
+        if name == "kernels":
+            out.append(Scalar(name, base[name], spread, 0.101, 9.9))
+        elif base[name] > 0 and (name != "bubble" or setup.engine.async_scheduling):
+            limits = min(1e-6, base[name]), max(1.0, base[name])
+            out.append(Scalar(name, base[name], TIMES_SPREAD, *limits, stays=name in stay))
+    return out
+
+
+def _fit_points(points: Sequence[Point], base: Values, scalars: Sequence[Scalar]) -> Anchor:
+    """The fit to these runs, with the noise near its result: far from it, as in an overload that never was, figures
+    are far steeper and requests scatter more."""
+    kernels = next(scalar for scalar in scalars if scalar.name == "kernels")
+
+    def noise(at: Values) -> Floats:
+        probe = {**at, "kernels": at["kernels"] * exp(PROBE * kernels.spread)}
+        return np.concatenate([point.noise(at, probe) for point in points])
+
+    now = noise(base)
+    for _ in range(REPEATS):
+        anchor = fit_anchor(lambda v: np.concatenate([p.errors({**base, **v}) for p in points]), now, scalars)
+        before, now = now, noise({**base, **anchor.values})
+        if np.abs(np.log(now / before)).max(initial=0) < ALIKE:
+            break
+    return anchor
+
+
+def _notes(points: Sequence[Point]) -> tuple[str, ...]:
+    """What is to be known of the runs, each said once."""
+    of: dict[str, list[str]] = {}
+    for point in points:
+        for note in point.notes:
+            of.setdefault(note, []).append(point.name)
+    return tuple(f"{', '.join(names)}: {note}" for note, names in of.items())
+
+
+def _or_refuse(anchor: Anchor, measure: str) -> Anchor:
+    """The anchor, unless nothing was told on its own; `measure` says what would."""
+    shared = {each.like for each in anchor.estimates}
+    if any(each.told and each.scalar.name not in shared for each in anchor.estimates):
+        return anchor
+    why = "; ".join(f"{each.scalar.name}: {reason(each)}" for each in anchor.estimates if not each.told)
+    raise ServecastError(f"this cannot tell host times from kernels ({why}); {measure}")
+
+
+def reason(estimate: Estimate) -> str:
+    """Why a scalar was not told."""
+    if estimate.scalar.stays:
+        return "only --steps tells it"
+    return f"cannot be told from {estimate.like} here" if estimate.like else "hardly changes what was measured"
+
+
+def _replay(path: Path, run: MeasuredRun) -> tuple[MeasuredRun, Replay]:
+    """The run, and the scenario under its load: recorded requests, or the scenario's at the stated rate or clients."""
+    import polars as pl
+
+    clients = _clients(run)
+    setup = set_up(load_scenario(path, _load(load_scenario(path), run, clients)))
+    if run.requests is not None and clients is not None and setup.requests.concurrency == clients:
+        # they were sent when answers came: at the recorded times they would pile up behind a slower candidate
+        run = replace(run, requests=run.requests.sort("sent_s").with_columns(sent_s=pl.lit(None, pl.Float64)))
+    replay = replay_of(run, setup)
+    if replay.rows is None:
+        _check_lengths(run, setup)
+    return run, replay
+
+
+def _load(scenario: Scenario, run: MeasuredRun, clients: int | None) -> dict[str, object]:
+    """Overrides of a generated workload: the rate, or the clients that bind, and the requests of the run."""
+    workload = scenario.workload
+    if workload.kind not in ("arrivals", "closed_loop"):
+        return {}
+    count = None if run.completed is None else run.completed + (run.failed or 0)
+    out: dict[str, object] = {} if count is None else {"workload.num_requests": max(count, 1)}
+    if clients is not None:
+        think = {} if workload.closed_loop is None else {"think": workload.closed_loop.think}
+        return out | {"workload.closed_loop": {"concurrency": clients} | think, "workload.arrivals": None}
+    if run.rate is None:
+        return out
+    own = workload.arrivals if workload.arrivals and "rate" in workload.arrivals else {"kind": "poisson"}
+    return out | {"workload.arrivals": {**own, "rate": run.rate}, "workload.closed_loop": None}
+
+
+def _clients(run: MeasuredRun) -> int | None:
+    """How many clients waited for their answers, as far as the file says; None where a rate decided."""
+    if run.concurrency is None:
+        return None
+    count, told = run.completed, run.summary
+    lasting = told.get("mean_e2el_ms", told.get("mean_tpot_ms", 0) * told.get("mean_output_tokens_per_request", 0))
+    if run.rate is not None and lasting and count is not None and run.duration_s:
+        inside = 1e-3 * lasting * count / run.duration_s  # Little's law
+        if inside < CLIENTS_BIND * min(run.concurrency, count):
+            return None
+    return round(run.concurrency)
+
+
+def _check_lengths(run: MeasuredRun, setup: Setup) -> None:
+    """Aggregates are compared with the scenario's requests, which must be such as were measured."""
+    trace = setup.requests.trace
+    both = (("prompts", "input", trace.prompt_tokens), ("answers", "output", trace.output_tokens))
+    problems = []
+    for what, key, ours in both:
+        theirs = run.summary.get(f"total_{key}_tokens", 0.0) / (run.completed or 1)
+        chance = 3 * float(ours.std() / ours.mean()) / len(ours) ** 0.5
+        if theirs > 0 and abs(float(ours.mean()) / theirs - 1) > max(UNLIKE, chance):
+            problems.append(
+                f"{run.source}: its {what} have {theirs:,.0f} tokens on average, the scenario's {ours.mean():,.0f}; "
+                "describe the measured workload in the scenario, or save the run with its requests"
+            )
+    if problems:
+        raise ServecastError(*problems)
+
+
+def _figures(columns: Mapping[str, Floats], at: Ints | None) -> dict[str, float]:
+    """Mean and p50 of what is there, as in `Result.summary`."""
+    out: dict[str, float] = {}
+    for metric, values in columns.items():
+        some = values if at is None else values[at]
+        summary = Distribution.of(some[~np.isnan(some)]).summary(metric, 1e3)
+        out |= {key: v for stat in STATS if (v := summary[key := f"{stat}_{metric}"]) is not None and v > 0}
+    return out
+
+
+def _logs(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    return {key: log(predicted[key] / value) for key, value in measured.items() if key in predicted}
+
+
+def _share(off: float | None) -> float | None:
+    return None if off is None else exp(off) - 1
+
+
+def _step_errors(steps: Steps, before: Values, after: Values) -> Iterator[Error]:
+    """Median and p90 of the absolute errors, of all steps and kind by kind."""
+    offs = [np.abs(steps.predicted(values) / steps.seconds - 1) for values in (before, after)]
+    for i, kind in enumerate((*KINDS, "all")):
+        rows = (steps.kind == i) | (kind == "all")
+        if count := int(rows.sum()):
+            first, then = (tuple(map(float, np.percentile(off[rows], (50, 90)))) for off in offs)
+            yield Error(f"{kind} steps", f"{count:,}", first, then)
+
+
+def _prefill(steps: Steps, values: Values, scalars: Sequence[Scalar]) -> Iterator[str]:
+    """Says so where prompts and decodes clearly need factors of their own, which a scenario does not have."""
+    there = [replace(scalar, default=values[scalar.name]) for scalar in scalars]
+    apart = Scalar("prefill", 1.0, KERNELS_SPREAD["profile"], 0.2, 5.0)
+    found = {each.scalar.name: each for each in steps.fit(values, [*there, apart]).estimates}
+    if found["prefill"].told and abs(log(found["prefill"].value)) > 2.58 * found["prefill"].sd:
+        decode = found["kernels"].value
+        yield (
+            f"steps with mostly prompt tokens alone say kernels {decode * found['prefill'].value:.3g}, the others "
+            f"{decode:.3g}; host.kernels is one factor for both"
+        )
