@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 QUARTILE = 0.6745  # of a normal law: its median |error| in standard deviations
 DATASHEET = 0.25
-COMPOSITION = 0.03
+COMPOSITION = 0.035
 CLOCKS = (-0.12, 0.38)
 LONG_STEP = 512  # tokens of a step from which the multipliers bound it
 EXPERTS = (0.25, 0.15)  # mean and standard deviation of the logarithm

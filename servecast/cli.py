@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from servecast import observe_cli
+from servecast.anchoring import cli as anchoring
 from servecast.calibrate_cli import calibrate
+from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
 from servecast.trace_cli import trace
-from servecast.validate_cli import validate
+from servecast.validation.cli import validate
 
 if TYPE_CHECKING:
     from servecast.run import Result
@@ -132,7 +133,7 @@ def list_(what: str) -> None:
 
 main.add_command(trace)
 main.add_command(calibrate)
-for command in observe_cli.COMMANDS:
+for command in (*anchoring.COMMANDS, *conformance.COMMANDS):
     calibrate.add_command(command)
 main.add_command(validate)
 

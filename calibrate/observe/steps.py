@@ -1,7 +1,6 @@
 """What an engine was seen to do: its facts, a row a step, a row a request.
 
-Two forms are read: the record that `observer.py` writes, and a pair of tables `steps_X.csv` and `requests_X.csv`. It
-knows no scheduler; who compares one with this is `servecast/conformance.py`.
+It knows no file and no scheduler: `read.py` reads one, `servecast/conformance/` compares the other with it.
 """
 
 from __future__ import annotations
@@ -70,19 +69,6 @@ class ObservedRun:
     def most_in_flight(self) -> int:
         """The most steps that were not processed when one was planned: 0 synchronous, 1 asynchronous."""
         return int((self.steps["step"] - self.steps["updates"]).max() or 0)  # type: ignore[arg-type]
-
-
-def read_steps(path: str | Path) -> ObservedRun:
-    """Read an engine's steps: a record of the observer, or `steps_X.csv` with `requests_X.csv` beside it.
-
-    A record that is cut off is used as far as it is whole, which `notes` say. Raises ServecastError with every problem:
-    another kind of file, a newer format, values that cannot be, no steps.
-    """
-    from calibrate.observe.record import read_record
-    from calibrate.observe.tables import read_tables
-
-    path = Path(path)
-    return read_tables(path) if path.suffix == ".csv" else read_record(path)
 
 
 def observed(

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.anchor import Anchor, Floats, Scalar, Steps, Values, fit_anchor, recorded_steps
+from calibrate.anchor import Anchor, Floats, Scalar, Values, fit_anchor
+from calibrate.anchor_steps import Steps, recorded_steps
 from calibrate.cost import CompiledCost, compile_cost
 from calibrate.datasheet import Datasheet
 from calibrate.engine import EngineSpec

@@ -16,15 +16,15 @@ import pytest
 from plotly.offline import get_plotlyjs
 from rich.console import Console
 
-from reports import validation_words as say
 from reports.formats import figures as measured_figures
 from reports.measured import REQUEST_COLUMNS, MeasuredRun
-from reports.validation import Validation, figures, match, mean_error
-from reports.validation_causes import Cause, Causes
-from reports.validation_figures import figures_of
-from reports.validation_json import validation_json
-from reports.validation_page import validation_html
-from reports.validation_terminal import print_validation
+from reports.validation import words as say
+from reports.validation.causes import Cause, Causes
+from reports.validation.compared import Validation, figures, match, mean_error
+from reports.validation.figures import figures_of
+from reports.validation.json import validation_json
+from reports.validation.page import validation_html
+from reports.validation.terminal import print_validation
 from sim.result import Result
 from tests.reports.browser import figures_drawn
 

@@ -14,8 +14,10 @@ import yaml
 from click.testing import CliRunner, Result
 
 from reports.formats import read_measured
-from servecast.anchor import Anchored, Point, anchor_runs, anchor_steps, with_values
-from servecast.anchor_cli import anchor, put_host
+from servecast.anchoring.anchor import Anchored, anchor_runs, anchor_steps
+from servecast.anchoring.cli import anchor
+from servecast.anchoring.points import Point, with_values
+from servecast.anchoring.text import put_host
 from servecast.errors import ServecastError
 from servecast.run import simulate
 from servecast.scenario import load_scenario
@@ -364,9 +366,9 @@ def test_too_few_steps_are_refused(scenario: Path) -> None:
 
 
 def test_a_point_knows_which_of_its_requests_are_fitted(scenario: Path) -> None:
-    from servecast.anchor import _replay
+    from servecast.anchoring.points import point_replay
 
-    run, replay = _replay(scenario, read_measured(bench(scenario.with_name("run.json"))))
+    run, replay = point_replay(scenario, read_measured(bench(scenario.with_name("run.json"))))
     point = Point("run", run, replay, lambda: None)
     assert point.halve()
     seen = sorted(i for part in point.fit for i in part.at)  # type: ignore[union-attr]
@@ -381,7 +383,7 @@ def test_vllm_on_a_cpu_recorded_its_steps() -> None:
     scenario = reference("reference", "vllm_cpu", "model_config.json")
     from tempfile import TemporaryDirectory
 
-    from calibrate.observe.steps import read_steps
+    from calibrate.observe.read import read_steps
     from calibrate.profile import FOLDER
 
     data = {

@@ -11,10 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from calibrate.observe.steps import read_steps
-from servecast.conformance import check_conformance
+from calibrate.observe.read import read_steps
+from servecast.conformance.check import check_conformance
+from servecast.conformance.cli import COMMANDS
 from servecast.errors import ServecastError
-from servecast.observe_cli import COMMANDS
 from sim.schedulers.vllm_v1 import VllmV1
 from tests.calibrate.observe.helpers import HEAD, LINES, f, q, s, text
 from tests.reference import reference

@@ -13,10 +13,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from reports.formats import read_measured
-from reports.validation import Validation
-from servecast import load_scenario, simulate, validate_causes
+from reports.validation.compared import Validation
+from servecast import load_scenario, simulate
 from servecast.cli import main
-from servecast.validate import validate
+from servecast.validation import causes as validate_causes
+from servecast.validation.validate import validate
 from tests.reference import reference
 from tests.reports.formats.samples import VLLM_8, VLLM_33
 

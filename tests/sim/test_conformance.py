@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from calibrate.observe.steps import read_steps
-from servecast.conformance import check_conformance
+from calibrate.observe.read import read_steps
+from servecast.conformance.check import check_conformance
 from sim.schedulers.vllm_v1 import VllmV1
 from tests.reference import reference
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from calibrate.observe.steps import read_steps
-from servecast.conformance import check_conformance
+from calibrate.observe.read import read_steps
+from servecast.conformance.check import check_conformance
 from servecast.errors import ServecastError
 from tests.calibrate.observe.engine import case, config, fake_vllm, observer, serve
 

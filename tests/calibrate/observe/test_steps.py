@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.observe.steps import read_steps
+from calibrate.observe.read import read_steps
 from servecast.errors import ServecastError
 from tests.calibrate.observe.helpers import END, HEAD, LINES, f, q, s, text
 

@@ -33,8 +33,8 @@ def test_what_is_observed_is_reproduced(version):
 
 def main(version):
     from calibrate.observe.observer import observed
-    from calibrate.observe.steps import read_steps
-    from servecast.conformance import check_conformance
+    from calibrate.observe.read import read_steps
+    from servecast.conformance.check import check_conformance
     from tests.sim.vllm_sources import Vllm
 
     class Watched(Vllm):

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from reports import validation_words as say
 from reports import words
 from reports.page import card, figure, page
-from reports.validation import STATS
-from reports.validation_figures import figures_of
+from reports.validation import words as say
+from reports.validation.compared import STATS
+from reports.validation.figures import figures_of
 from reports.words import NONE
 
 if TYPE_CHECKING:
-    from reports.validation import Validation
+    from reports.validation.compared import Validation
 
 STYLE = """.wide { overflow-x: auto; } .wide th { white-space: nowrap; } footer, code { overflow-wrap: anywhere; }
 .error td, td.error { font-weight: 600; } tr.first > * { border-top: 1px solid var(--line); }

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from servecast.anchoring.text import block, tried, write
 from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
     from calibrate.anchor import Estimate
     from reports.measured import MeasuredRun
-    from servecast.anchor import Anchored
-    from servecast.scenario import Scenario
+    from servecast.anchoring.anchor import Anchored
 
 CORRECTION, LARGE, SCATTERED = 0.4, 0.2, 1.5
 """A factor on kernels further from 1 (its logarithm) is no correction; errors above this, and as many times larger than
@@ -69,14 +69,14 @@ def anchor(
     """
     from rich.console import Console
 
-    from servecast.anchor import anchor_runs, anchor_steps
+    from servecast.anchoring.anchor import anchor_runs, anchor_steps
 
     problems = _contradictions(files, format_, run, steps, out)
-    source = _tried(problems, scenario)
+    source = tried(problems, scenario)
     runs = _runs(problems, files, format_, run)
     recorded = None
     if steps is not None:
-        from calibrate.observe.steps import read_steps
+        from calibrate.observe.read import read_steps
 
         try:
             recorded = read_steps(steps)
@@ -92,7 +92,7 @@ def anchor(
     _print(found, "scenario's" if source.host.model_fields_set else "preset's", Console())
     click.echo(f"\n{block(found.host)}", nl=False)
     if out is not None:
-        _write(scenario, out, found.host)
+        write(scenario, out, found.host)
         click.echo(f"\nScenario: {out}")
 
 
@@ -117,19 +117,6 @@ def _contradictions(
     elif out is not None and not out.parent.is_dir():
         problems.append(f"--out {out}: there is no folder {out.parent}")
     return problems
-
-
-def _tried(problems: list[str], path: Path) -> Scenario | None:
-    """The scenario, or nothing, and what is wrong with it among `problems`."""
-    from servecast.scenario import load_scenario
-    from servecast.setup import set_up
-
-    try:
-        set_up(found := load_scenario(path))
-        return found
-    except ServecastError as error:
-        problems += error.problems
-        return None
 
 
 def _runs(problems: list[str], files: tuple[Path, ...], format_: str | None, run: int | None) -> dict[str, MeasuredRun]:
@@ -188,7 +175,7 @@ def _print(found: Anchored, whose: str, console: Console) -> None:
 
 
 def _row(each: Estimate, shared: list[str]) -> tuple[str, ...]:
-    from servecast.anchor import reason
+    from servecast.anchoring.anchor import reason
 
     before = _shown(each.scalar.name, each.scalar.default)
     if not each.told:
@@ -237,78 +224,3 @@ def _verdict(found: Anchored, whose: str) -> str:
             f"The largest error left is {100 * left:.0f} %{' here, and these scalars do not explain it' * unexplained}."
         )
     return said if found.unseen else f"Nothing was held out: the fit saw these figures. {said}"
-
-
-def block(host: Mapping[str, str | float]) -> str:
-    """The part as a scenario has it."""
-    return "host:\n" + "".join(f"  {name}: {value}\n" for name, value in host.items())
-
-
-def _write(scenario: Path, out: Path, host: Mapping[str, str | float]) -> None:
-    """A new file: the scenario's text with `host` put in, if it means what it should there."""
-    text = put_host(scenario.read_bytes().decode("utf-8-sig"), host)
-    try:
-        with out.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
-    except OSError as error:
-        raise ServecastError(f"--out {out}: cannot be written: {error.strerror or error}") from None
-    problems: list[str] = []
-    _tried(problems, out)
-    if problems:
-        out.unlink()
-        hint = f"--out {out}: the copy would not run there, so it was not kept; paste the block above into {scenario}"
-        raise ServecastError(hint, *problems)
-
-
-def put_host(text: str, host: Mapping[str, str | float]) -> str:
-    """A scenario's text with these keys in its `host:` part; all else, comments too, as it was."""
-    import yaml
-
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    assert isinstance(root, yaml.MappingNode), "a scenario that was loaded"
-    pair = next(((key, node) for key, node in root.value if key.value == "host"), None)
-    newline = "\r\n" if "\r\n" in text else "\n"
-    flow = ", ".join(f"{name}: {value}" for name, value in host.items())
-    if pair is None:
-        if root.flow_style:
-            end = root.value[-1][1].end_mark.index
-            return _edited(text, [(end, end, f", host: {{{flow}}}")])
-        indent = " " * root.value[0][0].start_mark.column
-        lines = "".join(f"{indent}{line}{newline}" for line in block(host).splitlines())
-        return _edited(text, [_line_after(text, root.value[-1][1].end_mark.index, lines, newline)])
-    key, node = pair
-    if node.start_mark.index < key.end_mark.index:
-        raise ServecastError(
-            "--out: the scenario's host: is an alias of another part; write it out, or paste the block"
-        )
-    if not isinstance(node, yaml.MappingNode) or not node.value:
-        return _edited(text, [(node.start_mark.index, node.end_mark.index, f" {{{flow}}}")])
-    there = {key.value: value for key, value in node.value}
-    edits = [
-        (there[name].start_mark.index, there[name].end_mark.index, f"{value}")
-        for name, value in host.items()
-        if name in there
-    ]
-    new, last = {name: value for name, value in host.items() if name not in there}, node.value[-1][1].end_mark.index
-    if node.flow_style:
-        edits.append((last, last, "".join(f", {name}: {value}" for name, value in new.items())))
-    else:
-        indent = " " * node.value[0][0].start_mark.column
-        lines = "".join(f"{indent}{name}: {value}{newline}" for name, value in new.items())
-        edits.append(_line_after(text, last, lines, newline))
-    return _edited(text, edits)
-
-
-def _line_after(text: str, at: int, lines: str, newline: str) -> tuple[int, int, str]:
-    """An edit that puts lines below what ends at `at`."""
-    if at and text[at - 1] == "\n":
-        return at, at, lines
-    end = text.find("\n", at) + 1
-    return (end, end, lines) if end else (len(text), len(text), newline + lines)
-
-
-def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
-    """The text with pieces (from, to) replaced."""
-    for start, end, piece in sorted(edits, reverse=True):
-        text = text[:start] + piece + text[end:]
-    return text

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy, deepcopy
 from types import MappingProxyType
 
-from servecast.recorded_plans import OF_ITSELF, Plan, Record
+from servecast.conformance.plans import OF_ITSELF, Plan, Record
 from sim.clock import Clock
 from sim.kvcache import KVCache
 from sim.replica import Replica

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrate.hardware import gpu_ids, load_gpu
-from reports.validation import itl_is_known
+from reports.validation.compared import itl_is_known
 from reports.words import percent, quantity
 from reports.words import requests as counted
 
 if TYPE_CHECKING:
     from reports.measured import MeasuredRun
     from servecast.setup import Setup
-    from servecast.validate_replay import Replay
+    from servecast.validation.replay import Replay
 
 QUANTIZED = frozenset(("fp8", "fp4", "nvfp4", "mxfp4", "awq", "gptq", "int4", "int8", "w4a16", "w8a8", "4bit", "8bit"))
 SAME = 0.05

@@ -70,8 +70,8 @@ def check(scenario: Path, file: Path, overrides: tuple[str, ...]) -> None:
     """
     from dataclasses import fields
 
-    from calibrate.observe.steps import read_steps
-    from servecast.conformance import check_conformance
+    from calibrate.observe.read import read_steps
+    from servecast.conformance.check import check_conformance
     from servecast.scenario import load_scenario
     from servecast.setup import set_up
     from sim.schedulers import SCHEDULERS

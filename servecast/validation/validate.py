@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reports import words
-from reports.validation import Validation, figures, match
+from reports.validation.compared import Validation, figures, match
 from servecast.errors import ServecastError
 from servecast.run import simulate
 from servecast.setup import Setup, set_up
-from servecast.validate_causes import causes_of
-from servecast.validate_checks import warnings_of
-from servecast.validate_replay import replay_of
+from servecast.validation.causes import causes_of
+from servecast.validation.checks import warnings_of
+from servecast.validation.replay import replay_of
 
 if TYPE_CHECKING:
     from reports.measured import MeasuredRun
@@ -65,8 +65,8 @@ def _saturated(result: Result) -> list[str]:
 
 def save(validation: Validation, folder: Path) -> None:
     """Write `report.html` and `validation.json`, both or none. Raises ServecastError when that fails."""
-    from reports.validation_json import validation_json
-    from reports.validation_page import validation_html
+    from reports.validation.json import validation_json
+    from reports.validation.page import validation_html
 
     texts = {"report.html": validation_html(validation), "validation.json": validation_json(validation)}
     parts = {folder / f"{name}.part": text for name, text in texts.items()}

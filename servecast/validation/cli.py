@@ -50,8 +50,8 @@ def validate(
     """
     from reports.formats import read_measured
     from servecast.scenario import load_scenario
-    from servecast.validate import save
-    from servecast.validate import validate as compare
+    from servecast.validation.validate import save
+    from servecast.validation.validate import validate as compare
 
     described = load_scenario(scenario, overrides)
     run = read_measured(file, format, number)
@@ -61,13 +61,13 @@ def validate(
         _make_folder(out)
     found = compare(described, run)
     if as_json:
-        from reports.validation_json import validation_json
+        from reports.validation.json import validation_json
 
         click.echo(validation_json(found), nl=False)
     else:
         from rich.console import Console
 
-        from reports.validation_terminal import print_validation
+        from reports.validation.terminal import print_validation
 
         print_validation(found, Console())
     if out is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from reports.measured import MeasuredRun
-    from reports.validation_causes import Causes
+    from reports.validation.causes import Causes
     from sim.result import Result
 
 Ints = np.typing.NDArray[np.int64]

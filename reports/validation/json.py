@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from reports.validation_causes import CAUTION
+from reports.validation.causes import CAUTION
 
 if TYPE_CHECKING:
     from reports.measured import MeasuredRun
-    from reports.validation import Validation
-    from reports.validation_causes import Causes
+    from reports.validation.causes import Causes
+    from reports.validation.compared import Validation
 
 
 def validation_json(validation: Validation) -> str:

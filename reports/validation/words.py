@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from reports.validation import STATS
-from reports.validation_causes import CAUTION
+from reports.validation.causes import CAUTION
+from reports.validation.compared import STATS
 from reports.words import METRICS, NONE, latency_unit, percent, quantity, requests, seconds
 
 if TYPE_CHECKING:
     from reports.measured import MeasuredRun
-    from reports.validation import Validation
-    from reports.validation_causes import Cause, Causes
+    from reports.validation.causes import Cause, Causes
+    from reports.validation.compared import Validation
 
 SIDES = ("forecast", "measured", "error")
 NOTHING = "Nothing that we vary explains it."

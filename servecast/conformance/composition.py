@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from servecast.recorded_plans import Chunk, Plan, Record
+from servecast.conformance.plans import Chunk, Plan, Record
 from sim.state import Batch, State
 
 NAMES = {

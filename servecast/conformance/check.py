@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from servecast.composition import NAMES, Composition, composed, reason, recorded
+from servecast.conformance.composition import NAMES, Composition, composed, reason, recorded
+from servecast.conformance.plans import Plan, Record
+from servecast.conformance.replay import Driven, EndError, LostError, Ours, Theirs
 from servecast.errors import ServecastError
-from servecast.recorded_plans import Plan, Record
-from servecast.replay import Driven, EndError, LostError, Ours, Theirs
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
 

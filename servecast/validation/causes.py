@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reports.validation import errors, figures, match, matched_figures, mean_error
-from reports.validation_causes import Cause, Causes
+from reports.validation.causes import Cause, Causes
+from reports.validation.compared import errors, figures, match, matched_figures, mean_error
 from reports.words import requests as counted
 from reports.words import seconds
 from servecast.errors import ServecastError
 from servecast.run import simulate
-from servecast.validate_changes import Change, changes
+from servecast.validation.changes import Change, changes
 
 if TYPE_CHECKING:
     from reports.measured import MeasuredRun
-    from reports.validation import Figures
-    from servecast.validate_replay import Replay
+    from reports.validation.compared import Figures
+    from servecast.validation.replay import Replay
     from sim.result import Result
 
 FIRST, COMPANY = 4_000, 1_000

@@ -10,11 +10,11 @@ import plotly.graph_objects as go
 
 from reports import look, words
 from reports.series import cdf
-from reports.validation import PREDICTED, TIMES, both
+from reports.validation.compared import PREDICTED, TIMES, both
 from sim.metrics import Distribution, Floats
 
 if TYPE_CHECKING:
-    from reports.validation import Validation
+    from reports.validation.compared import Validation
 
 POINTS = 3000
 """Requests that a figure shows; of more, every k-th by arrival."""

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports import validation_words as say
 from reports import words
-from reports.validation import STATS
+from reports.validation import words as say
+from reports.validation.compared import STATS
 
 if TYPE_CHECKING:
-    from reports.validation import Validation
+    from reports.validation.compared import Validation
 
 SHOWN = 5
 """Causes that a terminal lists; the page has all."""

@@ -1,0 +1,1 @@
+"""Predicted against measured, as people see it."""

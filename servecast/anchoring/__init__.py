@@ -1,0 +1,1 @@
+"""A few of the host's times fitted to measured runs or steps: `servecast calibrate anchor`."""

@@ -1,0 +1,1 @@
+"""A measured run replayed and compared: `servecast validate`."""
