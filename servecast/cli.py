@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from servecast.anchoring import cli as anchoring
+from servecast.arguments import scenario_argument, set_option
 from servecast.calibrate_cli import calibrate
 from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
@@ -51,10 +52,8 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("scenario", type=click.Path(path_type=Path))
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the scenario; may be repeated."
-)
+@scenario_argument
+@set_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

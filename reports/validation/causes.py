@@ -1,6 +1,6 @@
 """What may explain a forecast's error: changes that were tried, each with the error that it leaves.
 
-It knows what was found, and not how a change is simulated: `servecast/validate_causes.py` does that.
+It knows what was found, and not how a change is simulated: `servecast/validation/causes.py` does that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A forecast beside the run that it forecasts: figures of both, errors, and the same requests on both sides.
 
-It knows results and measured runs, and nothing of scenarios: `servecast/validate.py` makes a Validation.
+It knows results and measured runs, and nothing of scenarios: `servecast/validation/validate.py` makes a Validation.
 """
 
 from __future__ import annotations

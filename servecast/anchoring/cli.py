@@ -1,6 +1,6 @@
 """`servecast calibrate anchor`: a scenario's `host:` part from measurements, as a table, and put into a copy of it.
 
-What is fitted and what is held out is known to `servecast/anchor.py`. The copy is the file's own text with the keys
+What is fitted and what is held out is known to `anchor.py`. The copy is the file's own text with the keys
 written into it, so comments stay.
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from servecast.anchoring.text import block, tried, write
+from servecast.arguments import scenario_argument
 from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ HEADINGS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2E"}
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(path_type=Path))
+@scenario_argument
 @click.option(
     "--measured",
     "files",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from servecast.arguments import scenario_argument, set_option
 from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def observe(out: Path) -> None:
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(path_type=Path))
+@scenario_argument
 @click.option(
     "--steps",
     "file",
@@ -60,9 +61,7 @@ def observe(out: Path) -> None:
     required=True,
     help="What the observer wrote, or a steps_X.csv with requests_X.csv beside it.",
 )
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the scenario; may be repeated."
-)
+@set_option
 def check(scenario: Path, file: Path, overrides: tuple[str, ...]) -> None:
     """Replay an engine's recorded steps through the scheduler of SCENARIO, and say how many agree.
 

@@ -1,6 +1,6 @@
 """Why a forecast misses: each change worth trying is simulated on the same requests, and judged by the error it leaves.
 
-It knows how errors are measured, and not what is tried: that is `servecast/validate_changes.py`.
+It knows how errors are measured, and not what is tried: that is `changes.py`.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ from tempfile import TemporaryFile
 
 import click
 
+from servecast.arguments import scenario_argument, set_option
 from servecast.errors import ServecastError
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(path_type=Path))
+@scenario_argument
 @click.option(
     "--measured",
     "file",
@@ -21,9 +22,7 @@ from servecast.errors import ServecastError
 )
 @click.option("--format", metavar="NAME", help="Format of the file. [default: recognised from its content]")
 @click.option("--run", "number", metavar="N", type=int, help="Which run, from 1, of a file that holds several.")
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the scenario; may be repeated."
-)
+@set_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -1,6 +1,6 @@
 """From a measured run to what is simulated: its recorded requests where they are known, else the scenario's.
 
-It judges nothing: what may be unfair about the comparison is said by `servecast/validate_checks.py`.
+It judges nothing: what may be unfair about the comparison is said by `checks.py`.
 """
 
 from __future__ import annotations
