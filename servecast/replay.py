@@ -211,7 +211,7 @@ class Driven(Replica):
                 self._cancelled.append(request)
             elif request in self._ended:
                 self._ended.remove(request)
-                self.state.release(request)
+                self.state.release(request, request.registered(request.computed, self.state.step - 1))
         if self._cancelled:
             self._drop_cancelled(None)
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
 from sim.steplog import FINISHED
+
+if TYPE_CHECKING:
+    from sim.prefixcache import Block
 
 NOT_YET = float("nan")
 IN_FLIGHT = -1
+NEVER = 2**62
 
 
 class Request:
@@ -21,6 +28,8 @@ class Request:
 
     __slots__ = (
         "arrival_s",
+        "blocks",
+        "cached_tokens",
         "computed",
         "decoding",
         "emitted",
@@ -31,7 +40,9 @@ class Request:
         "first_token_s",
         "gap_from_s",
         "id",
+        "keys",
         "kv_offset",
+        "lag_step",
         "max_tokens",
         "outcome",
         "output_tokens",
@@ -65,12 +76,21 @@ class Request:
         self.first_step = -1
         self.finish_step = -1  # the step that yields the last token; known once decoding starts
         self.preemptions = 0
+        self.cached_tokens = 0  # of its prompt, found in a prefix cache when it was first admitted
+        self.keys: Sequence[Hashable] | None = None  # of a prefix cache: the content of leading blocks that others share
+        self.blocks: list[Block] = []  # of a prefix cache: those that it holds and somebody may look for, from the first
+        self.lag_step = NEVER  # from this step on a prefix cache knows one token less than was computed; see registered
         self.replica = -1
         self.outcome = IN_FLIGHT  # see sim.steplog.OUTCOMES
         self.scheduled_s = NOT_YET
         self.first_token_s = NOT_YET
         self.finish_s = NOT_YET
         self.gap_from_s = NOT_YET  # time of the last token before a preemption or a skipped step: a gap to be measured
+
+    def registered(self, tokens: int, step: int) -> int:
+        """How many of the `tokens` tokens that it has in KV after the plan of `step`, its last one, a prefix cache can
+        know: in asynchronous engines the newest one is still in flight when the next is planned."""
+        return tokens - (step >= self.lag_step)
 
     @property
     def over(self) -> bool:
