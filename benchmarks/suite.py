@@ -113,7 +113,8 @@ def cpu_seconds(setup: Setup) -> float:
 
 def oracle_ratio(setup: Setup, n: int) -> float:
     """CPU time of the naive engine over that of the fast one, on the first `n` requests."""
-    engine, few = setup.engine, setup.requests.trace.head(n)
+    engine, few = replace(setup.engine, enable_prefix_caching=False), setup.requests.trace.head(n)
+    setup = replace(setup, engine=engine)
     fast = min(cpu_seconds(replace(setup, requests=Requests(few, follow=False))) for _ in range(3))
     columns = few.arrival_s, few.prompt_tokens, few.output_tokens, few.max_tokens
     rows = zip(*(column.tolist() for column in columns), strict=True)

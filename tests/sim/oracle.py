@@ -20,7 +20,7 @@ class Blocks:
 
     def __init__(self, num_blocks, size, caching, blank_first):
         self.size, self.caching, self.blank_first = size, caching, blank_first
-        self.queue = list(range(1, num_blocks))
+        self.queue = deque(range(1, num_blocks))
         self.holders = [0] * num_blocks
         self.content = [None] * num_blocks
         self.order = []  # registered blocks, the first to be registered first
@@ -50,7 +50,7 @@ class Blocks:
     def take(self, r):
         """As many new blocks as `r` needs for what is computed with this step."""
         while len(r.blocks) * self.size < r.computed:
-            b = self.queue.pop(0)
+            b = self.queue.popleft()
             if self.content[b] is not None:
                 self.content[b] = None
                 self.order.remove(b)
@@ -69,7 +69,7 @@ class Blocks:
             self.holders[b] -= 1
             if not self.holders[b]:
                 (blank if self.blank_first and self.content[b] is None else self.queue).append(b)
-        self.queue[:0] = blank
+        self.queue.extendleft(reversed(blank))
         r.blocks = []
 
 
