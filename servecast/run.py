@@ -165,5 +165,5 @@ def _pool(setup: Setup) -> Pool:
 def _cache(setup: Setup) -> Callable[[int, int], KVCache]:
     """What makes a replica's prefix cache; all have the same content in common."""
     trace, engine = setup.requests.trace, setup.engine
-    keys = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).keys
-    return lambda num_blocks, block_size: PrefixCache(num_blocks, block_size, keys, engine.blank_blocks_first)
+    paths = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).path
+    return lambda num_blocks, block_size: PrefixCache(num_blocks, block_size, paths, engine.blank_blocks_first)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.steplog import FINISHED
 
 if TYPE_CHECKING:
-    from sim.prefixcache import Block
+    from sim.prefixcache import Path, Run
 
 NOT_YET = float("nan")
 IN_FLIGHT = -1
@@ -28,7 +27,6 @@ class Request:
 
     __slots__ = (
         "arrival_s",
-        "blocks",
         "cached_tokens",
         "computed",
         "decoding",
@@ -39,13 +37,14 @@ class Request:
         "first_step",
         "first_token_s",
         "gap_from_s",
+        "held",
         "id",
-        "keys",
         "kv_offset",
         "lag_step",
         "max_tokens",
         "outcome",
         "output_tokens",
+        "path",
         "preemptions",
         "priority",
         "prompt_tokens",
@@ -77,8 +76,8 @@ class Request:
         self.finish_step = -1  # the step that yields the last token; known once decoding starts
         self.preemptions = 0
         self.cached_tokens = 0  # of its prompt, found in a prefix cache when it was first admitted
-        self.keys: Sequence[Hashable] | None = None  # of a prefix cache: the content of leading blocks that others share
-        self.blocks: list[Block] = []  # of a prefix cache: those that it holds and somebody may look for, from the first
+        self.path: Path | None = None  # of a prefix cache: what its prompt begins with
+        self.held: list[tuple[Run, int]] = []  # of a prefix cache: its leading blocks that somebody may look for
         self.lag_step = NEVER  # from this step on a prefix cache knows one token less than was computed; see registered
         self.replica = -1
         self.outcome = IN_FLIGHT  # see sim.steplog.OUTCOMES

@@ -9,46 +9,58 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from workloads.prefix import Ints, Prefix, _leading
+from workloads.prefix import Ints, Prefix, leading
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Content:
-    """The leading KV blocks of n prompts that others have too.
+    """The leading KV blocks of n prompts that others have too, in stretches that the same prompts have in common.
 
-    chains: int64[content blocks]: each names its block and all before it; those of request i begin at offsets[i]
-    (int64[n + 1]). content_tokens, block_tokens: tokens of a content block and of a KV block. blocks: int64[n]: KV
-    blocks that can be shared.
+    offsets: int64[n + 1]: request i has the content blocks offsets[i] to before offsets[i + 1]. chains: int64[blocks]:
+    what each and all before it hold. begins: bool[blocks]: a stretch begins with it. blocks: int64[n]: KV blocks of each
+    prompt that can be shared. content_tokens, block_tokens: tokens of a content block and of a KV block.
     """
 
     offsets: Ints
     chains: Ints
+    begins: NDArray[np.bool_]
+    blocks: Ints
     content_tokens: int
     block_tokens: int
-    blocks: Ints
 
-    def keys(self, request: int) -> list[int]:
-        """What the KV blocks hold, from the first on, as far as others have the same: equal keys, equal content."""
+    def path(self, request: int) -> list[tuple[int, int]]:
+        """What the prompt begins with, as far as others have the same: (content, the KV block before which it ends).
+
+        A KV block is of the stretch in which it ends. Equal contents begin with the same block.
+        """
         count = int(self.blocks[request])
         if not count:
             return []
-        last = np.arange(1, count + 1) * self.block_tokens - 1  # the last token of each
-        index, within = np.divmod(last, self.content_tokens)
-        a_chain = self.content_tokens // self.block_tokens + 1  # more KV blocks than end in one content block
-        keys: list[int] = (
-            self.chains[self.offsets[request] + index] * a_chain + within // self.block_tokens
-        ).tolist()
-        return keys
+        first, last = self.offsets[request : request + 2]
+        where = np.flatnonzero(self.begins[first:last])
+        ends = np.minimum(np.append(where[1:] * self.content_tokens // self.block_tokens, count), count)
+        path: list[tuple[int, int]] = []
+        for content, end in zip(self.chains[first + where].tolist(), ends.tolist(), strict=True):
+            if end > (path[-1][1] if path else 0):
+                path.append((content, end))
+        return path
 
 
 def content_of(prefix: Prefix, prompt_tokens: Ints, block_tokens: int) -> Content:
     """The shared content of prompts of `prompt_tokens` tokens (int64[n]), for KV blocks of `block_tokens` tokens."""
-    offsets = prefix.offsets
-    chains, counts = np.unique(prefix.ids if prefix.chained else _chains(prefix), return_inverse=True, return_counts=True)[1:]
-    shared = _leading(counts[chains] > 1, offsets)
-    known = np.minimum(shared * prefix.block_tokens, prompt_tokens)
-    return Content(offsets, chains.astype(np.int64), prefix.block_tokens, block_tokens, known // block_tokens)
+    ids = prefix.ids if prefix.chained else _chains(prefix)
+    if ids.size and 0 <= ids.min() and ids.max() <= 8 * ids.size:  # numbered already: no need to sort them
+        chains, counts = ids, np.bincount(ids)
+    else:
+        _, chains, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        chains = chains.astype(np.int64)
+    prompts = counts[chains]  # that have it: the same ones as long as the number is the same
+    begins = np.append(True, prompts[1:] != prompts[:-1])[: ids.size]
+    begins[prefix.offsets[:-1][np.diff(prefix.offsets) > 0]] = True
+    known = np.minimum(leading(prompts > 1, prefix.offsets) * prefix.block_tokens, prompt_tokens)
+    return Content(prefix.offsets, chains, begins, known // block_tokens, prefix.block_tokens, block_tokens)
 
 
 def _chains(prefix: Prefix) -> Ints:
@@ -60,8 +72,7 @@ def _chains(prefix: Prefix) -> Ints:
     for position in range(int(counts.max(initial=0))):
         rows = rows[counts[rows] > position]
         at = prefix.offsets[rows] + position
-        pairs = np.stack([before[rows], prefix.ids[at]])
-        distinct, inverse = np.unique(pairs, axis=1, return_inverse=True)
+        distinct, inverse = np.unique(np.stack([before[rows], prefix.ids[at]]), axis=1, return_inverse=True)
         chains[at] = before[rows] = named + inverse.ravel()
         named += distinct.shape[1]
     return chains

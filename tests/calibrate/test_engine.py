@@ -35,7 +35,7 @@ def test_defaults_by_version_and_gpu(preset: str, gpu: str, tokens: int, seqs: i
     assert engine.scheduler_reserve_full_isl is (preset in ("vllm-0.19", "vllm-0.32"))
     assert engine.long_prefill_alone_exempt is (preset == "vllm-0.32")
     assert (engine.block_size, engine.max_model_len, engine.enable_chunked_prefill) == (16, 131072, True)
-    assert (engine.enable_prefix_caching, engine.blank_blocks_first) == (True, False)
+    assert (engine.enable_prefix_caching, engine.blank_blocks_first) == (True, preset == "vllm-0.32")
 
 
 def test_sources_say_where_a_value_came_from() -> None:

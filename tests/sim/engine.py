@@ -11,7 +11,7 @@ from calibrate.engine import FrontEndTime
 from sim.clock import Clock
 from sim.frontend import FrontEnd
 from sim.kvcache import KVCache
-from sim.prefixcache import Block, PrefixCache
+from sim.prefixcache import PrefixCache
 from sim.replica import Replica
 from sim.source import Desk
 from sim.state import State
@@ -71,12 +71,11 @@ def simulate(policy, cost, num_blocks, block_size, asynchronous, source, front_e
 def check_cache(kv):
     """At rest: every block is in the queue, none is held, and each registered one is known exactly once."""
     kv._settle()
-    blocks = [entry for entry in kv._queue if isinstance(entry, Block)]
-    assert sum(kv._queue.values()) == kv._queued == kv.usable
-    assert not any(block.holders for block in blocks)
-    known = [*kv._known.values(), *(block for twins in kv._twins.values() for block in twins)]
-    assert sorted(map(id, known)) == sorted(map(id, blocks))
-    assert all(block.key == key for key, block in kv._known.items())
+    assert sum(run.end - run.start for run in kv._queue) == kv._queued == kv.usable
+    assert all(run.start < run.end and not run.holders for run in kv._queue)
+    known = [run for runs in kv._runs.values() for run in runs]
+    assert sorted(map(id, known)) == sorted(id(run) for run in kv._queue if run.content is not None)
+    assert all(run.content == content for content, runs in kv._runs.items() for run in runs)
 
 
 def check_invariants(log, policy, num_blocks):

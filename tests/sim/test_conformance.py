@@ -74,13 +74,13 @@ def test_every_recorded_step_with_prefix_caching_is_reproduced():
     run, n = twice(first, second), len(first.requests)
     full = (first.requests["prompt_tokens"] // block_size).to_list()
 
-    def keys(request):
-        return [(request % n, block) for block in range(full[request % n])]
+    def path(request):
+        return [(request % n, full[request % n])]
 
     caches = []
 
     def cache(*size):
-        caches.append(PrefixCache(*size, keys, blank_first=True))
+        caches.append(PrefixCache(*size, path, blank_first=True))
         return caches[-1]
 
     found = check_conformance(run, policy, num_blocks, block_size, cache)

@@ -61,8 +61,7 @@ def same(
     kv = None
     if content is not None:
         prefix, begins = content
-        keys = content_of(prefix, columns[0], block_size).keys
-        kv = PrefixCache(num_blocks, block_size, keys, blank_first)
+        kv = PrefixCache(num_blocks, block_size, content_of(prefix, columns[0], block_size).path, blank_first)
         for r, tokens in zip(naive, begins, strict=True):
             r.begins = tokens
     oracle = Oracle(policy, cost, num_blocks, block_size, asynchronous, *front_end, content is not None, blank_first)

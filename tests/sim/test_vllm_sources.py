@@ -90,8 +90,8 @@ def main(version):
         *setting, rows = case(seed, version)
         columns = [np.array(c) for c in zip(*rows, strict=True)]
         prefix, begins = shared(seed, rows)
-        keys = content_of(prefix, columns[1], setting[3]).keys
-        cache = PrefixCache(setting[2], setting[3], keys, minor_of(version) >= 32)
+        paths = content_of(prefix, columns[1], setting[3]).path
+        cache = PrefixCache(setting[2], setting[3], paths, minor_of(version) >= 32)
         for kv, same in ((None, None), (cache, begins)):
             theirs, steps = vllm.run(*setting, rows, same)
             source = OpenLoop(columns[0].astype(float), Requests(*columns[1:4], None, columns[4]))
