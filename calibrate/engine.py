@@ -65,8 +65,8 @@ class EngineSpec:
     """Every engine option that matters here, resolved. Names are vLLM's own.
 
     `sources` says for each option where its value came from ("user", or the preset's source); `notes` what was
-    resolved and what is not modelled. Rules of the version, not options: `long_prefill_alone_exempt` (the threshold
-    does not bind the only request), `preemption_skips_one` and `blank_blocks_first` (`engines.yaml` says what), `follows_checkpoint_kv` (KV
+    resolved. Rules of the version, not options: `long_prefill_alone_exempt` (the threshold does not bind the only
+    request), `preemption_skips_one` and `blank_blocks_first` (`engines.yaml` says what), `follows_checkpoint_kv` (KV
     cache dtype "auto" is the one that a quantised checkpoint has scales for) and `strict_pool_check` (at
     start-up one sequence of `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is
     checked too). `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm.

@@ -97,5 +97,5 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
             + " and replica" * (result.deployment.replicas > 1),
         ),
         ("Preemptions", f"{s['preemptions']:,}"),
-        *([("Prefix cache", f"{percent(found)} of prompt tokens found")] if found is not None else []),
+        *([("Prefix hits", f"{percent(found)} of prompt tokens")] if found is not None else []),
     ]

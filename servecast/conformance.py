@@ -226,7 +226,9 @@ def _comparable_blocks(run: ObservedRun) -> bool:
 def _notes(run: ObservedRun, tally: _Tally) -> tuple[str, ...]:
     notes = list(run.notes)
     if not tally.blocks and (hits := (run.steps["prefix_hits"] > 0).sum()):
-        notes.append(f"in {hits:,} steps prompts were found in the prefix cache; the record does not say what they share: they differ")
+        notes.append(
+            f"in {hits:,} steps prompts were found in the prefix cache, and nobody knows what they share: they differ"
+        )
     if not tally.blocks:
         notes.append("free KV blocks are not compared: blocks are shared, or layers have a pool of their own")
     kinds = Counter(kind for kinds in run.requests["kinds"] for kind in kinds.split())

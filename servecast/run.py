@@ -126,7 +126,7 @@ def _outside(setup: Setup, cluster: Cluster) -> dict[str, float]:
 def _cache_notes(setup: Setup) -> list[str]:
     if not setup.engine.enable_prefix_caching or setup.requests.trace.prefix is not None:
         return []
-    return ["prefix caching is on, but the workload does not say what prompts share: only preempted ones are found again"]
+    return ["prefix caching is on, but nobody knows what prompts share here: only preempted requests are found again"]
 
 
 def _source(setup: Setup) -> Source:

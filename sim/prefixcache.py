@@ -91,7 +91,8 @@ class PrefixCache(KVCache):
             request.held.append((part, end))
 
     def grow(self, request: Request, before: int, after: int) -> None:
-        """A prompt, of which `before` tokens have their blocks, gets those for `after` tokens; full ones are registered."""
+        """A prompt, of which `before` tokens have their blocks, gets those for `after` tokens; the full ones are
+        registered."""
         super().grow(request, before, after)
         full, held = after // self.block_size, request.held
         have = held[-1][1] if held else 0

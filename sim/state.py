@@ -122,7 +122,7 @@ class State:
                 self.waiting.appendleft(request)
 
     def release(self, request: Request, registered: int) -> None:
-        """A request that is over gives back its place and its blocks, with `registered` tokens that a cache may keep."""
+        """A request that is over gives back its place and its blocks; a cache may keep those of `registered` tokens."""
         del self.running[request.ticket]
         self.kv.release(request, request.computed, registered, False)
 

@@ -19,8 +19,8 @@ class Content:
     """The leading KV blocks of n prompts that others have too, in stretches that the same prompts have in common.
 
     offsets: int64[n + 1]: request i has the content blocks offsets[i] to before offsets[i + 1]. chains: int64[blocks]:
-    what each and all before it hold. begins: bool[blocks]: a stretch begins with it. blocks: int64[n]: KV blocks of each
-    prompt that can be shared. content_tokens, block_tokens: tokens of a content block and of a KV block.
+    what each and all before it hold. begins: bool[blocks]: a stretch begins with it. blocks: int64[n]: KV blocks of
+    each prompt that can be shared. content_tokens, block_tokens: tokens of a content block and of a KV block.
     """
 
     offsets: Ints
@@ -51,7 +51,7 @@ class Content:
 def content_of(prefix: Prefix, prompt_tokens: Ints, block_tokens: int) -> Content:
     """The shared content of prompts of `prompt_tokens` tokens (int64[n]), for KV blocks of `block_tokens` tokens."""
     ids = prefix.ids if prefix.chained else _chains(prefix)
-    if ids.size and 0 <= ids.min() and ids.max() <= 8 * ids.size:  # numbered already: no need to sort them
+    if ids.size and ids.min() >= 0 and ids.max() <= 8 * ids.size:  # numbered already: no need to sort them
         chains, counts = ids, np.bincount(ids)
     else:
         _, chains, counts = np.unique(ids, return_inverse=True, return_counts=True)

@@ -47,7 +47,9 @@ class LinearCost:
 NO_TIME = FrontEndTime(0.0, 0.0)
 
 
-def simulate(policy, cost, num_blocks, block_size, asynchronous, source, front_end=NO_TIME, max_model_len=10**9, kv=None):
+def simulate(
+    policy, cost, num_blocks, block_size, asynchronous, source, front_end=NO_TIME, max_model_len=10**9, kv=None
+):
     """Run `source` on one replica; (the replica, its log). The invariants have been checked."""
     clock, log = Clock(), Log()
     kv = kv or KVCache(num_blocks, block_size)

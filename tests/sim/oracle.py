@@ -1,7 +1,8 @@
 """The naive engine that states the semantics: one step at a time, a loop over every request, nothing derived.
 
 It follows the real engine's own structure: `depth` 1 plans a step when the previous one has ended, `depth` 2 keeps
-two batches in flight (asynchronous scheduling), tokens in flight are placeholders. Its KV cache is a list of numbered blocks.
+two batches in flight (asynchronous scheduling), tokens in flight are placeholders. KV blocks have numbers, and what is
+registered of them is looked up by comparing tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Runs vLLM's own scheduler sources, when they are at hand, on a stage set for them.
 
 `SERVECAST_VLLM_SOURCES` names a folder with unpacked wheels, one a version (`0.19.1/vllm/v1/core/sched/scheduler.py`).
-Real: `Scheduler`, `AsyncScheduler`, their queues and outputs, and for prefix caching the `KVCacheManager` with all below
-it. Ours: every other module (a mock), a request without token ids, without prefix caching a KV manager that only counts
-blocks, and the engine core's loop with one batch in flight, or two.
+Real: `Scheduler`, `AsyncScheduler`, their queues and outputs, and for prefix caching the `KVCacheManager` with all
+below it. Ours: every other module (a mock), a request without token ids, without prefix caching a KV manager that only
+counts blocks, and the engine core's loop with one batch in flight, or two.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import enum
 import functools
 import hashlib
 import importlib
-import inspect
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
 import types
 from collections import deque
