@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workloads.prefix import Ints, Prefix, leading
 
@@ -18,49 +17,51 @@ from workloads.prefix import Ints, Prefix, leading
 class Content:
     """The leading KV blocks of n prompts that others have too, in stretches that the same prompts have in common.
 
-    offsets: int64[n + 1]: request i has the content blocks offsets[i] to before offsets[i + 1]. chains: int64[blocks]:
-    what each and all before it hold. begins: bool[blocks]: a stretch begins with it. blocks: int64[n]: KV blocks of
-    each prompt that can be shared. content_tokens, block_tokens: tokens of a content block and of a KV block.
+    offsets: int64[n + 1]: request i has the stretches offsets[i] to before offsets[i + 1]. contents: int64[stretches]:
+    what a stretch and all before it hold; equal ones begin with the same block. ends: int64[stretches]: the KV block of
+    the prompt before which it ends; those of one content begin alike, and may end apart.
     """
 
     offsets: Ints
-    chains: Ints
-    begins: NDArray[np.bool_]
-    blocks: Ints
-    content_tokens: int
-    block_tokens: int
+    contents: Ints
+    ends: Ints
 
     def path(self, request: int) -> list[tuple[int, int]]:
-        """What the prompt begins with, as far as others have the same: (content, the KV block before which it ends).
-
-        A KV block is of the stretch in which it ends. Equal contents begin with the same block.
-        """
-        count = int(self.blocks[request])
-        if not count:
-            return []
+        """What the prompt begins with, as far as others have the same: (content, the KV block before which it ends)."""
         first, last = self.offsets[request : request + 2]
-        where = np.flatnonzero(self.begins[first:last])
-        ends = np.minimum(np.append(where[1:] * self.content_tokens // self.block_tokens, count), count)
-        path: list[tuple[int, int]] = []
-        for content, end in zip(self.chains[first + where].tolist(), ends.tolist(), strict=True):
-            if end > (path[-1][1] if path else 0):
-                path.append((content, end))
-        return path
+        return list(zip(self.contents[first:last].tolist(), self.ends[first:last].tolist(), strict=True))
 
 
 def content_of(prefix: Prefix, prompt_tokens: Ints, block_tokens: int) -> Content:
-    """The shared content of prompts of `prompt_tokens` tokens (int64[n]), for KV blocks of `block_tokens` tokens."""
+    """The shared content of prompts of `prompt_tokens` tokens (int64[n]), for KV blocks of `block_tokens` tokens.
+
+    A KV block is of the stretch in which it ends.
+    """
+    chains, prompts = _named(prefix)
+    counts = np.diff(prefix.offsets)
+    begins = np.append(True, prompts[1:] != prompts[:-1])[: chains.size]  # the same number: the same prompts
+    begins[prefix.offsets[:-1][counts > 0]] = True
+    where = np.flatnonzero(begins)
+    row = np.searchsorted(prefix.offsets, where, side="right") - 1
+    bounds = np.searchsorted(row, np.arange(len(prefix) + 1))
+    start = np.append(where - prefix.offsets[row], 0)  # in content blocks of the prompt
+    shared = leading(prompts[where] > 1, bounds)  # stretches
+    blocks = np.where(shared < np.diff(bounds), start[bounds[:-1] + shared], counts) * prefix.block_tokens
+    blocks = np.minimum(blocks, prompt_tokens) // block_tokens  # KV blocks that can be shared
+    last = np.append(row[1:] != row[:-1], True)[: row.size]
+    ends = np.minimum(np.where(last, blocks[row], start[1:] * prefix.block_tokens // block_tokens), blocks[row])
+    before = np.append(0, ends[:-1])[: ends.size]
+    kept = ends > np.where(np.append(True, last[:-1])[: row.size], 0, before)
+    return Content(np.searchsorted(row[kept], np.arange(len(prefix) + 1)), chains[where[kept]], ends[kept])
+
+
+def _named(prefix: Prefix) -> tuple[Ints, Ints]:
+    """int64[blocks] each: what a content block and all before it hold, and how many prompts have that."""
     ids = prefix.ids if prefix.chained else _chains(prefix)
     if ids.size and ids.min() >= 0 and ids.max() <= 8 * ids.size:  # numbered already: no need to sort them
-        chains, counts = ids, np.bincount(ids)
-    else:
-        _, chains, counts = np.unique(ids, return_inverse=True, return_counts=True)
-        chains = chains.astype(np.int64)
-    prompts = counts[chains]  # that have it: the same ones as long as the number is the same
-    begins = np.append(True, prompts[1:] != prompts[:-1])[: ids.size]
-    begins[prefix.offsets[:-1][np.diff(prefix.offsets) > 0]] = True
-    known = np.minimum(leading(prompts > 1, prefix.offsets) * prefix.block_tokens, prompt_tokens)
-    return Content(prefix.offsets, chains, begins, known // block_tokens, prefix.block_tokens, block_tokens)
+        return ids, np.bincount(ids)[ids]
+    _, chains, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    return chains.astype(np.int64), counts[chains]
 
 
 def _chains(prefix: Prefix) -> Ints:
