@@ -35,7 +35,7 @@ BASE: dict[str, Any] = {
     "seed": 1,
 }
 
-ROW = "{:<18} {:>9} {:>7} {:>9} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7}"
+ROW = "{:<18} {:>9} {:>7} {:>9} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7} {:>7}"
 
 
 def lognormal(mean: float) -> dict[str, Any]:
@@ -73,6 +73,7 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     azure = ROOT / "traces" / "azure" / "AzureLLMInferenceTrace_conv.csv.gz"
     if azure.exists():
         yield "Azure conv", {"workload": {"trace": str(azure)}}
+    yield "shared prefixes", {"workload": {"mix": "agent", "num_sessions": 600}}
     for requests in saved:
         yield f"{requests:,}, saved", {"workload": generated(requests, 0.8 * full)}
 
@@ -89,7 +90,9 @@ def measure(name: str, scenario: dict[str, Any], oracle_requests: int) -> str:
             result.save(folder)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     summary, n = result.summary(), result.submitted
-    ratio = oracle_ratio(setup, oracle_requests) if oracle_requests and not save else None
+    shared = setup.requests.trace.prefix is not None
+    ratio = oracle_ratio(setup, oracle_requests) if oracle_requests and not save and not shared else None
+    caching = cpu / cpu_seconds(without_caching(setup)) if shared else None
     return ROW.format(
         name,
         f"{n:,}",
@@ -101,7 +104,13 @@ def measure(name: str, scenario: dict[str, Any], oracle_requests: int) -> str:
         f"{memory:,.0f}",
         f"{memory * 2**20 / n:,.0f}" if save else "–",
         f"{ratio:.1f}x" if ratio else "–",
+        f"{caching:.1f}x" if caching else "–",
     )
+
+
+def without_caching(setup: Setup) -> Setup:
+    """The same engine, with prefix caching off."""
+    return replace(setup, engine=replace(setup.engine, enable_prefix_caching=False))
 
 
 def cpu_seconds(setup: Setup) -> float:
@@ -112,7 +121,8 @@ def cpu_seconds(setup: Setup) -> float:
 
 
 def oracle_ratio(setup: Setup, n: int) -> float:
-    """CPU time of the naive engine over that of the fast one, on the first `n` requests."""
+    """CPU time of the naive engine over that of the fast one, on the first `n` requests, without prefix caching."""
+    setup = without_caching(setup)
     engine, few = setup.engine, setup.requests.trace.head(n)
     fast = min(cpu_seconds(replace(setup, requests=Requests(few, follow=False))) for _ in range(3))
     columns = few.arrival_s, few.prompt_tokens, few.output_tokens, few.max_tokens
@@ -138,9 +148,11 @@ def oracle_ratio(setup: Setup, n: int) -> float:
 @click.option("--million", is_flag=True, help="Also a million requests to a saved result.")
 @click.option("--five-million", is_flag=True, help="Also five million requests to a saved result.")
 def main(oracle_requests: int, million: bool, five_million: bool) -> None:
-    """Print CPU time, requests per CPU second, steps and step-log rows a request, peak memory, ratio to the oracle."""
+    """Print CPU time, requests per CPU second, steps and step-log rows a request, peak memory, ratio to the oracle,
+    and what prefix caching costs where prompts share: CPU time with it over that without."""
     names = (
         "case", "requests", "CPU s", "req/CPU s", "steps/req", "rows/req", "preempt.", "peak MiB", "B/req", "oracle",
+        "caching",
     )  # fmt: skip
     click.echo(ROW.format(*names))
     spawn = multiprocessing.get_context("spawn")

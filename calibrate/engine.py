@@ -19,7 +19,7 @@ INTEGERS = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 1, 
             "long_prefill_token_threshold": 0, "num_gpu_blocks_override": 1}  # fmt: skip
 MOST = {"max_num_seqs": 2**22, "max_num_batched_tokens": 2**22}  # a step of each size is priced beforehand
 FLAGS = ("enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling", "enforce_eager",
-         "fuse_allreduce_rms")  # fmt: skip
+         "enable_prefix_caching", "fuse_allreduce_rms")  # fmt: skip
 SHARES = {"gpu_memory_utilization": 1.0, "fi_allreduce_fusion_max_size_mb": 1e6}
 """Numbers above 0 and at most these."""
 WORDS = {
@@ -65,8 +65,8 @@ class EngineSpec:
     """Every engine option that matters here, resolved. Names are vLLM's own.
 
     `sources` says for each option where its value came from ("user", or the preset's source); `notes` what was
-    resolved and what is not modelled. Rules of the version, not options: `long_prefill_alone_exempt` (the threshold
-    does not bind the only request), `preemption_skips_one` (`engines.yaml` says what), `follows_checkpoint_kv` (KV
+    resolved. Rules of the version, not options: `long_prefill_alone_exempt` (the threshold does not bind the only
+    request), `preemption_skips_one` and `blank_blocks_first` (`engines.yaml` says what), `follows_checkpoint_kv` (KV
     cache dtype "auto" is the one that a quantised checkpoint has scales for) and `strict_pool_check` (at
     start-up one sequence of `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is
     checked too). `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm.
@@ -87,6 +87,8 @@ class EngineSpec:
     scheduler_reserve_full_isl: bool
     scheduling_policy: Literal["fcfs", "priority"]
     preemption_skips_one: bool
+    enable_prefix_caching: bool
+    blank_blocks_first: bool
     async_scheduling: bool
     enforce_eager: bool
     cudagraph_mode: str
@@ -145,10 +147,6 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
     problems = _startup_checks(values, preset, model)
     if problems:
         raise ServecastError(*problems)
-    notes.append(
-        "prefix caching is not modelled: prompts share nothing and a preempted request recomputes everything"
-        + ("" if "enable_prefix_caching" in user else " (the real engine has it on by default)")
-    )
     return EngineSpec(
         preset=name,
         engine="vllm",
@@ -157,6 +155,7 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
         strict_pool_check=preset["strict_pool_check"],
         long_prefill_alone_exempt=preset["long_prefill_alone_exempt"],
         preemption_skips_one=preset["preemption_skips_one"],
+        blank_blocks_first=preset["blank_blocks_first"],
         follows_checkpoint_kv=preset["follows_checkpoint_kv"],
         host=HostTime(**{f"{key}_s": value for key, value in preset["host"].items()}),
         fused_mib=preset["fused_mib"].get(gpu.architecture, {}),

@@ -82,6 +82,8 @@ def _cards(result: Result, s: Mapping[str, Any]) -> str:
             _with("", gib(s["peak_kv_cache_memory_used"]), "per GPU"),
         )
     )
+    if (found := s["prefix_cache_hit_rate"]) is not None:
+        cards.append(("Prefix hits", percent(found), "", "of prompt tokens"))
     cards.append(("Preemptions", f"{s['preemptions']:,}", "", f"peak batch {quantity(s['peak_batch_size_current'])}"))
     return '<div class="cards">' + "".join(card(*one) for one in cards) + "</div>"
 

@@ -82,6 +82,7 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         limits = words.slo(result.slo) if result.slo else "the SLO of their class"
         met = f"{percent(s['slo_attainment'])} meet {limits}"
         facts.append(("Goodput", f"{number('request_goodput')} requests/s ({met})"))
+    found = s["prefix_cache_hit_rate"]
     kv = [
         f"{stat} {percent(s[f'kv_{stat}_fraction'])} ({gib(s[f'{stat}_kv_cache_memory_used'])} per GPU)"
         for stat in ("peak", "mean")
@@ -96,4 +97,5 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
             + " and replica" * (result.deployment.replicas > 1),
         ),
         ("Preemptions", f"{s['preemptions']:,}"),
+        *([("Prefix hits", f"{percent(found)} of prompt tokens")] if found is not None else []),
     ]

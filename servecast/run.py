@@ -14,14 +14,17 @@ from servecast.errors import ServecastError
 from servecast.scenario import Scenario
 from servecast.setup import Setup, memory_facts, set_up
 from sim.cluster import Cluster, Pool
+from sim.kvcache import KVCache
+from sim.prefixcache import PrefixCache
 from sim.result import Classes, Deployment
 from sim.result import Result as Outcome
 from sim.schedulers import SCHEDULERS, Scheduler
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
+from workloads.content import content_of
 
 NOT_MODELLED = (
     "the front end's time a token that it streams, which bounds small models on fast GPUs; the client's network",
-    "prefix caching: every prompt is computed in full",
+    "answers that later prompts repeat: a prefix cache finds of prompts what the workload says that they share",
     "step-time jitter: steps are deterministic, so measured latency tails are wider",
     "clocks that drop under load",
     "LoRA, speculative decoding, structured output, multimodal inputs",
@@ -70,6 +73,7 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
         kv_blocks=memory.num_gpu_blocks - 1,
         block_size=memory.block_size,
         kv_bytes_per_token=memory.kv_bytes_per_token,
+        prefix_caching=setup.engine.enable_prefix_caching,
     )  # fmt: skip
     return Result(
         cluster.log,
@@ -106,7 +110,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         },
         "memory": memory_facts(setup.memory),
         "cost": dict(setup.cost.provenance),
-        "notes": list(engine.notes),
+        "notes": [*engine.notes, *_cache_notes(setup)],
         "not_modelled": list(NOT_MODELLED),
     }
 
@@ -117,6 +121,12 @@ def _outside(setup: Setup, cluster: Cluster) -> dict[str, float]:
         return {}
     steps = cluster.log.steps.table().blocks()
     return outside_shares(setup.model, setup.layout, setup.engine, setup.prices, setup.cost, steps)
+
+
+def _cache_notes(setup: Setup) -> list[str]:
+    if not setup.engine.enable_prefix_caching or setup.requests.trace.prefix is not None:
+        return []
+    return ["prefix caching is on, but nobody knows what prompts share here: only preempted requests are found again"]
 
 
 def _source(setup: Setup) -> Source:
@@ -148,4 +158,12 @@ def _pool(setup: Setup) -> Pool:
         max_model_len=engine.max_model_len,
         asynchronous=engine.async_scheduling,
         front_end=engine.front_end,
+        cache=_cache(setup) if engine.enable_prefix_caching else KVCache,
     )
+
+
+def _cache(setup: Setup) -> Callable[[int, int], KVCache]:
+    """What makes a replica's prefix cache; all have the same content in common."""
+    trace, engine = setup.requests.trace, setup.engine
+    paths = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).path
+    return lambda num_blocks, block_size: PrefixCache(num_blocks, block_size, paths, engine.blank_blocks_first)

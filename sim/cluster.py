@@ -26,7 +26,8 @@ EVENTS_PER_CHECK = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Equal replicas: how many, and what each is made of. `num_blocks` KV blocks of `block_size` tokens a replica."""
+    """Equal replicas: how many, and what each is made of. `num_blocks` KV blocks of `block_size` tokens a replica, of
+    which `cache` makes its KV cache."""
 
     replicas: int
     scheduler: Scheduler
@@ -36,6 +37,7 @@ class Pool:
     max_model_len: int
     asynchronous: bool
     front_end: FrontEndTime
+    cache: Callable[[int, int], KVCache] = KVCache
 
 
 class Cluster:
@@ -49,7 +51,7 @@ class Cluster:
             Replica(
                 index,
                 self._clock,
-                State(KVCache(pool.num_blocks, pool.block_size), pool.scheduler.by_priority),
+                State(pool.cache(pool.num_blocks, pool.block_size), pool.scheduler.by_priority),
                 pool.scheduler,
                 pool.cost,
                 self.log,

@@ -1,10 +1,23 @@
-"""The paged KV cache of one replica: blocks counted, not identified. It knows nothing of requests or time."""
+"""The paged KV cache of one replica: blocks counted, not identified. It knows nothing of time.
+
+Its verbs are those of `sim.prefixcache.PrefixCache`, in which blocks are kept and found again; here nothing is.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.request import Request
+
+_NOTHING = (0, 0)
+
 
 class KVCache:
-    """`num_blocks` blocks of `block_size` tokens. As in vLLM one block is the null block, so N blocks hold N - 1."""
+    """`num_blocks` blocks of `block_size` tokens. As in vLLM one block is the null block, so N blocks hold N - 1.
+
+    `free` may be lowered from outside by as many blocks as running requests newly need.
+    """
 
     __slots__ = ("block_size", "free", "usable")
 
@@ -16,3 +29,20 @@ class KVCache:
     def blocks(self, tokens: int) -> int:
         """Blocks that `tokens` tokens of one sequence occupy."""
         return -(-tokens // self.block_size)
+
+    def lookup(self, request: Request) -> tuple[int, int]:
+        """What a waiting request would find: tokens, in full blocks, and how many of these blocks count as free."""
+        return _NOTHING
+
+    def claim(self, request: Request) -> None:
+        """Give `request` the blocks that the lookup just made has found for it."""
+
+    def grow(self, request: Request, before: int, after: int) -> None:
+        """A prompt, of which `before` tokens have their blocks, gets those for `after` tokens."""
+        size = self.block_size
+        self.free -= -(-after // size) + (-before // size)
+
+    def release(self, request: Request, tokens: int, kept: int, again: bool) -> None:
+        """Take back the blocks of `tokens` tokens. A cache keeps the full ones among the first `kept` tokens; `again`:
+        the request will look for them."""
+        self.free -= -tokens // self.block_size

@@ -138,9 +138,11 @@ class Replica:
         if self._ended or self._incoming or self._cancelled:
             single = self._catch_up(batch)
         lost: list[Request] = []
+        self._left_out(batch)
         while batch.empty and (single or batch.preempted):  # an empty step takes no time
             lost += batch.preempted
             batch = self._scheduler.plan(state)
+            self._left_out(batch)
             single = False
         batch.preempted[:0] = lost
         if batch.preempted or batch.skipped:
@@ -232,14 +234,15 @@ class Replica:
             # next plan was made before the stop was seen.
             if request.decoding and not (self._async and request.output_tokens < request.max_tokens):
                 decodes.leave(request, next_step)
-            if self._async:
-                self._ended.append(request)
-            else:
-                state.release(request)
+        if self._async:
+            self._ended += finished
+        else:
+            if self._cancelled:
+                self._drop_cancelled(None)
+            for request in finished:
                 if request.outcome != CANCELLED:
+                    state.release(request, request.computed)
                     self._log.record(self.index, request, request.output_tokens)
-        if self._cancelled and not self._async:
-            self._drop_cancelled(None)
         if steps > 1 and self._incoming:  # what arrived before the last step began is known to the plan made there
             seen = ends[-2]
             while self._incoming and self._incoming[0].entered_s <= seen:
@@ -312,12 +315,14 @@ class Replica:
                 if not skipped:
                     surplus += 1
                     request.computed += 1
-            state.release(request)
         released = bool(ended)
-        ended.clear()
         if self._cancelled:
             surplus += self._drop_cancelled(batch)
             released = True
+        for request in ended:
+            if request.outcome != CANCELLED and request.ticket in state.running:
+                state.release(request, request.prompt_tokens + request.output_tokens - 1)
+        ended.clear()
         again = surplus > 0
         if incoming:
             for request in incoming:
@@ -330,9 +335,9 @@ class Replica:
     def _drop_cancelled(self, batch: Batch | None) -> int:
         """Take cancelled requests out of queue, batch and KV; `batch` is the plan just made with them, if it was.
 
-        Returns how many of that plan's decodes are in vain. Those that finished meanwhile have been released.
+        Returns how many of that plan's decodes are in vain. Those that would have finished meanwhile are among them.
         """
-        state, surplus = self.state, 0
+        state, surplus, last = self.state, 0, self.state.step - 1
         for request in self._cancelled:
             if request.ticket not in state.running:
                 for queue in (state.waiting, self._incoming):
@@ -346,9 +351,11 @@ class Replica:
                 state.decodes.give_up(request)
                 request.computed += in_batch
                 surplus += in_batch
+                state.release(request, request.registered(request.computed, last + in_batch))
             else:
                 state.prefilling.pop(request.ticket, None)
-            state.release(request)
+                known = request.prompt_tokens + request.output_tokens - 1
+                state.release(request, min(request.registered(request.computed, last), known))
         self._cancelled.clear()
         return surplus
 
@@ -365,10 +372,18 @@ class Replica:
         elif request.gap_from_s == request.gap_from_s:
             self._log.gaps.append(now - request.gap_from_s)
             request.gap_from_s = float("nan")
+        if self._async:
+            request.lag_step = step + 1
         remaining = request.output_tokens - request.emitted
         decodes.will_finish(request, step + remaining - 1)
         if remaining > 1 or (self._async and request.output_tokens < request.max_tokens):
             decodes.join(request, step + 1)
+
+    def _left_out(self, batch: Batch) -> None:
+        """Whom an asynchronous plan leaves out has no token in flight when it decodes again: its cache catches up."""
+        if batch.skipped and self._async:
+            for request in batch.skipped:
+                request.lag_step = self.state.step + (1 if batch.empty else 2)
 
     def _mark_gaps(self, batch: Batch, now: float) -> None:
         """Remember since when the requests that this plan left out have had no token."""

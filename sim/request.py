@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sim.steplog import FINISHED
+
+if TYPE_CHECKING:
+    from sim.prefixcache import Path, Run
 
 NOT_YET = float("nan")
 IN_FLIGHT = -1
+NEVER = 2**62
 
 
 class Request:
@@ -21,6 +27,7 @@ class Request:
 
     __slots__ = (
         "arrival_s",
+        "cached_tokens",
         "computed",
         "decoding",
         "emitted",
@@ -30,11 +37,14 @@ class Request:
         "first_step",
         "first_token_s",
         "gap_from_s",
+        "held",
         "id",
         "kv_offset",
+        "lag_step",
         "max_tokens",
         "outcome",
         "output_tokens",
+        "path",
         "preemptions",
         "priority",
         "prompt_tokens",
@@ -65,12 +75,21 @@ class Request:
         self.first_step = -1
         self.finish_step = -1  # the step that yields the last token; known once decoding starts
         self.preemptions = 0
+        self.cached_tokens = 0  # of its prompt, found in a prefix cache when it was first admitted
+        self.path: Path | None = None  # of a prefix cache: what its prompt begins with
+        self.held: list[tuple[Run, int]] = []  # of a prefix cache: its leading blocks that somebody may look for
+        self.lag_step = NEVER  # from this step on a prefix cache knows one token less than was computed; see registered
         self.replica = -1
         self.outcome = IN_FLIGHT  # see sim.steplog.OUTCOMES
         self.scheduled_s = NOT_YET
         self.first_token_s = NOT_YET
         self.finish_s = NOT_YET
         self.gap_from_s = NOT_YET  # time of the last token before a preemption or a skipped step: a gap to be measured
+
+    def registered(self, tokens: int, step: int) -> int:
+        """How many of the `tokens` tokens that it has in KV after the plan of `step`, its last one, a prefix cache can
+        know: in asynchronous engines the newest one is still in flight when the next is planned."""
+        return tokens - (step >= self.lag_step)
 
     @property
     def over(self) -> bool:

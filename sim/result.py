@@ -34,6 +34,7 @@ class Deployment:
     kv_blocks: int  # that requests can use
     block_size: int
     kv_bytes_per_token: int
+    prefix_caching: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,7 @@ class Result:
         out |= Distribution.of(done["prompt_tokens"]).summary("input_tokens_per_request")
         out |= Distribution.of(done["output_tokens"]).summary("output_tokens_per_request")
         out["tpot_undefined"] = int(np.isnan(tpot).sum())
+        out |= self._found()
         out |= self._occupancy(self._steps)
         out["preemptions"] = int(self._rows["preemptions"].sum())
         out["gpus"] = self.deployment.gpus
@@ -227,6 +229,17 @@ class Result:
         if self.classes is not None:
             out["classes"] = {name: self._class_summary(name, self.classes) for name in self.classes.names}
         return out
+
+    def _found(self) -> dict[str, Any]:
+        """Prompt tokens that were found in the prefix cache, of the requests that were admitted, and their share.
+
+        vLLM's counters `prefix_cache_hits` and `prefix_cache_queries` of requests that were not preempted, where one
+        that waits is counted once, as from 0.32 on.
+        """
+        admitted = self._rows.where(~np.isnan(self._rows["scheduled_s"]))
+        found, asked = float(admitted["cached_tokens"].sum()), float(admitted["prompt_tokens"].sum())
+        share = found / asked if asked and self.deployment.prefix_caching else None
+        return {"total_cached_tokens": int(found), "prefix_cache_hit_rate": share}
 
     def _good(self, rows: Table) -> npt.NDArray[np.bool_]:
         """Per finished request, whether it meets its SLO: its class's own, or the one for all."""

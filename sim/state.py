@@ -10,7 +10,7 @@ from collections import deque
 
 from sim.decodes import Decodes
 from sim.kvcache import KVCache
-from sim.request import Request
+from sim.request import NEVER, Request
 
 
 class Batch:
@@ -65,46 +65,55 @@ class State:
         else:
             self.waiting.append(request)
 
-    def admit(self, batch: Batch, tokens: int) -> None:
-        """Move the head of the queue into the batch with its first chunk of `tokens` prompt tokens."""
+    def admit(self, batch: Batch, tokens: int, found: int) -> None:
+        """Move the head of the queue into the batch with its first chunk of `tokens` prompt tokens, after the `found`
+        tokens that the lookup just made has found in the cache."""
         request = self.waiting.popleft()
+        if found:
+            self.kv.claim(request)
+            if request.ticket < 0:
+                request.cached_tokens = found
         request.ticket = ticket = self.tickets
         self.tickets = ticket + 1
         self.running[ticket] = request
-        request.computed = tokens
-        self.kv.free += -tokens // self.kv.block_size
-        batch.chunks.append((request, tokens, 0))
-        if tokens != request.target:
+        request.computed = after = found + tokens
+        self.kv.grow(request, found, after)
+        batch.chunks.append((request, tokens, found))
+        if after != request.target:
             self.prefilling[ticket] = request
 
     def prefill(self, batch: Batch, request: Request, tokens: int) -> None:
         """Give a running request the blocks for its next `tokens` prompt tokens and put the chunk into the batch."""
         before = request.computed
         request.computed = after = before + tokens
-        kv = self.kv
-        kv.free -= -(-after // kv.block_size) + (-before // kv.block_size)
+        self.kv.grow(request, before, after)
         batch.chunks.append((request, tokens, before))
         if after == request.target:
             self.prefilling.pop(request.ticket, None)
         else:
             self.prefilling[request.ticket] = request
 
-    def preempt(self, batch: Batch, request: Request) -> None:
-        """Take the KV of a running request and put it back into the queue, in front of all equals, to be recomputed."""
-        ticket = request.ticket
+    def preempt(self, batch: Batch, request: Request, planned: bool = False) -> None:
+        """Take the KV of a running request and put it back into the queue, in front of all equals, to be recomputed.
+
+        `planned`: the step that is being planned had given it tokens, which it loses too.
+        """
+        ticket, more = request.ticket, 0
         del self.running[ticket]
         batch.preempted.append(request)
         request.preemptions += 1
         if request.decoding:
-            decodes = self.decodes
+            decodes, more = self.decodes, int(planned)
             decodes.leave(request, self.step)
             if request.finish_step >= self.step:
                 request.emitted = request.output_tokens - (request.finish_step - self.step + 1)
                 decodes.give_up(request)
         else:
             self.prefilling.pop(ticket, None)
-        self.kv.free += self.kv.blocks(request.computed)
+        held = request.computed + more
+        self.kv.release(request, held, request.registered(held, self.step - 1 + planned), not request.over)
         request.computed = 0
+        request.lag_step = NEVER
         if not request.over:  # else it ended while it was still running: nothing to recompute
             request.target = request.prompt_tokens + request.emitted
             if self.by_priority:
@@ -112,10 +121,10 @@ class State:
             else:
                 self.waiting.appendleft(request)
 
-    def release(self, request: Request) -> None:
-        """A finished request gives back its place and its blocks."""
+    def release(self, request: Request, registered: int) -> None:
+        """A request that is over gives back its place and its blocks; a cache may keep those of `registered` tokens."""
         del self.running[request.ticket]
-        self.kv.free -= -request.computed // self.kv.block_size
+        self.kv.release(request, request.computed, registered, False)
 
 
 def rank(request: Request) -> tuple[int, float, int]:

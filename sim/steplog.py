@@ -50,6 +50,7 @@ REQUEST_COLUMNS = (
     "first_token_s",
     "finish_s",
     "prompt_tokens",
+    "cached_tokens",  # of the prompt, found in the prefix cache when it was first admitted
     "output_tokens",
     "max_tokens",
     "preemptions",
@@ -213,6 +214,7 @@ class Log:
                 request.first_token_s,
                 request.finish_s,
                 request.prompt_tokens,
+                request.cached_tokens,
                 tokens,
                 request.max_tokens,
                 request.preemptions,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 SMALL = {
-    "replica", "prompt_tokens", "max_tokens", "preemptions", "steps", "prefill_requests", "prefill_tokens", "decodes",
-    "gaps", "running", "waiting", "kv_blocks", "kv_blocks_end", "preempted",
+    "replica", "prompt_tokens", "cached_tokens", "max_tokens", "preemptions", "steps", "prefill_requests",
+    "prefill_tokens", "decodes", "gaps", "running", "waiting", "kv_blocks", "kv_blocks_end", "preempted",
 }  # fmt: skip
 LARGE = {"id", "kv_tokens", "output_tokens", "step", "first_step", "last_step"}
 """Whole-numbered columns, kept in 32 and 64 bits: a table of a million requests should stay small."""

@@ -56,7 +56,7 @@ def test_recorded_runs(tmp_path: Path) -> None:
     for key, most in {
         ("rtx-pro-6000", "the layers of this GPU and model"): {"TTFT": 0.04, "TPOT": 0.015, "E2E": 0.02},
         ("rtx-pro-6000", "the shipped profile"): {"TTFT": 0.1, "TPOT": 0.045, "E2E": 0.06},
-        ("rtx-4090", "the layers of this GPU and model"): {"TTFT": 0.08, "TPOT": 0.055, "E2E": 0.075},
+        ("rtx-4090", "the layers of this GPU and model"): {"TTFT": 0.045, "TPOT": 0.02, "E2E": 0.04},
     }.items():
         for metric, limit in most.items():
             assert abs(rows[key].off(metric)) < limit, (key, metric)
@@ -65,6 +65,8 @@ def test_recorded_runs(tmp_path: Path) -> None:
 def test_published_benchmarks() -> None:
     rows = {(row.model, row.load): row for row in cases.compare()}
     a100 = rows["Qwen3-14B on A100, vLLM 0.11.0", "4000/200, all at once"]
-    assert abs(a100.off("duration_s")) < 0.02
-    assert abs(a100.off("TPOT")) < 0.04
+    assert abs(a100.off("duration_s")) < 0.08
+    assert abs(a100.off("TPOT")) < 0.07
+    preempting = rows["Qwen3-32B on A100, vLLM 0.11.0", "4000/200, all at once"]  # 22 % off without a prefix cache
+    assert abs(preempting.off("duration_s")) < 0.03
     assert abs(rows["Qwen3-8B on H100, vLLM 0.11.0", "233/221, 8 clients"].off("TPOT")) < 0.04

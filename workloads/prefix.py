@@ -51,7 +51,7 @@ class Prefix:
         first = np.unique(self.ids, return_index=True, return_inverse=True)
         owner = np.repeat(np.arange(len(self)), np.diff(self.offsets))
         known = owner[first[1]][first[2]] < owner  # the request in which each id first stood is an earlier one
-        return _leading(known, self.offsets)
+        return leading(known, self.offsets)
 
     def known_blocks_lru(self, blocks: int) -> Ints:
         """int64[n]: the same for an LRU of `blocks` blocks: leading residents hit, then all are touched in order."""
@@ -74,7 +74,7 @@ class Prefix:
         return known
 
 
-def _leading(flags: NDArray[np.bool_], offsets: Ints) -> Ints:
+def leading(flags: NDArray[np.bool_], offsets: Ints) -> Ints:
     """int64[n]: how many leading flags of each row are set."""
     position = np.arange(flags.size)
     miss = np.where(flags, flags.size, position)

@@ -110,6 +110,7 @@ def scenario(row: Mapping[str, Any], known: Known) -> dict[str, Any]:
     isl, osl, clients, tp = (int(row[name]) for name in ("isl", "osl", "concurrency", "tp_size"))
     version = ".".join(str(row["backend_version"] or "0.10").split(".")[:2])
     engine: dict[str, Any] = {"preset": PRESETS.get(version, "vllm-0.19"), "max_model_len": isl + osl + 200}
+    engine["enable_prefix_caching"] = False  # both sources say so
     engine |= {"max_num_seqs": max(known.sequences or 0, clients)} | dict(known.engine)
     if tp in known.fused_mb:
         engine["fi_allreduce_fusion_max_size_mb"] = known.fused_mb[tp]

@@ -10,7 +10,7 @@ from benchmarks.accuracy.ranking import rankings, regret
 from benchmarks.accuracy.rows import Row, Uncovered
 
 NOT_READ = (
-    Uncovered("BLIS (vLLM 0.15, H100, A100, L40S)", "", "prefix caching, which its prompts were made for", 123),
+    Uncovered("BLIS (vLLM 0.15, H100, A100, L40S)", "", "its prompts share prefixes; no reader of it yet", 123),
     Uncovered("LLMServingSim's ISPASS runs", "", "split prefill and decode, several instances", 6),
 )
 

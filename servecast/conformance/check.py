@@ -10,7 +10,8 @@ idle, and counted as such.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,15 @@ from servecast.conformance.composition import NAMES, Composition, composed, reas
 from servecast.conformance.plans import Plan, Record
 from servecast.conformance.replay import Driven, EndError, LostError, Ours, Theirs
 from servecast.errors import ServecastError
+from sim.kvcache import KVCache
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
 
 if TYPE_CHECKING:
     from calibrate.observe.steps import ObservedRun
 
+Cache = Callable[[int, int], KVCache]
+"""(blocks, tokens of a block) -> a KV cache."""
 FIRST = 5
 """Differences that are kept; all are counted."""
 MOST_DIFFERENCES = 2000
@@ -83,26 +87,43 @@ class Conformance:
         return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
 
 
-def check_conformance(run: ObservedRun, scheduler: Scheduler, num_blocks: int, block_size: int) -> Conformance:
+def check_conformance(
+    run: ObservedRun, scheduler: Scheduler, num_blocks: int, block_size: int, cache: Cache | None = None
+) -> Conformance:
     """Compare `scheduler`, with a KV cache of `num_blocks` blocks of `block_size` tokens, with what was observed.
+
+    `cache` makes that cache where somebody knows what the prompts share, which a record does not say. What it holds
+    cannot be corrected after a plan that differs, so steps are compared up to the first of these only.
 
     Raises ServecastError for runs that our model has no counterpart for: draft tokens, more than two steps in flight
     (pipeline parallelism), pooling models.
     """
     _refuse(run)
     record = Record(run)
-    tally = _Tally(record, _comparable_blocks(run))
+    tally = _Tally(record, _comparable_blocks(run) or cache is not None)
+    if cache is not None:
+        _until_different(record, Driven(Ours(record, 0, scheduler, tally.see), cache(num_blocks, block_size)), tally)
+        return tally.result(_notes(run, tally))
     start = 0
     while start < len(record.plans) and tally.differing < MOST_DIFFERENCES:
         start = _follow(record, start, scheduler, num_blocks, block_size, tally)
     return tally.result(_notes(run, tally))
 
 
+def _until_different(record: Record, ours: Driven, tally: _Tally) -> None:
+    """Compare from the first plan to one that differs."""
+    with suppress(EndError, _DiffersError):
+        while True:
+            ours.begin()
+            tally.finished += len(ours.finish())
+
+
 def _follow(record: Record, start: int, scheduler: Scheduler, num_blocks: int, block_size: int, tally: _Tally) -> int:
     """Compare from plan `start`, before which the engine was idle, for as long as it can be followed. Returns the plan
     with which to begin anew."""
-    ours = Driven(Ours(record, start, scheduler, tally.see), num_blocks, block_size)
-    theirs = Driven(Theirs(record, start, scheduler.by_priority), num_blocks, block_size) if record.named else None
+    ours = Driven(Ours(record, start, scheduler, tally.see), KVCache(num_blocks, block_size))
+    kv = KVCache(num_blocks, block_size)
+    theirs = Driven(Theirs(record, start, scheduler.by_priority), kv) if record.named else None
     while tally.differing < MOST_DIFFERENCES:
         differs = False
         try:
@@ -204,8 +225,10 @@ def _comparable_blocks(run: ObservedRun) -> bool:
 
 def _notes(run: ObservedRun, tally: _Tally) -> tuple[str, ...]:
     notes = list(run.notes)
-    if hits := (run.steps["prefix_hits"] > 0).sum():
-        notes.append(f"in {hits:,} steps prompts were found in the prefix cache, which is not modelled: they differ")
+    if not tally.blocks and (hits := (run.steps["prefix_hits"] > 0).sum()):
+        notes.append(
+            f"in {hits:,} steps prompts were found in the prefix cache, and nobody knows what they share: they differ"
+        )
     if not tally.blocks:
         notes.append("free KV blocks are not compared: blocks are shared, or layers have a pool of their own")
     kinds = Counter(kind for kinds in run.requests["kinds"] for kind in kinds.split())

@@ -108,7 +108,7 @@ def contradictions(run: ObservedRun, setup: Setup) -> Iterator[str]:
     if facts.get("data_parallel_size", 1) > 1:
         yield f"the engine is one of {facts['data_parallel_size']} data-parallel ones, which may hold back prefills"
     if facts.get("enable_prefix_caching"):
-        yield "the engine ran with prefix caching, which is not modelled: steps with a hit differ"
+        yield "the engine ran with prefix caching, and nobody knows what its prompts shared: steps with a hit differ"
     blocks, ours = facts.get("num_gpu_blocks"), setup.memory.num_gpu_blocks
     if blocks is not None and blocks != ours:
         used = "the scenario's" if engine.num_gpu_blocks_override is not None else "the engine's"

@@ -80,9 +80,9 @@ def reason(record: Record, plan: Plan, ours: Composition, theirs: Composition, b
     fields = ours.differs_in(theirs)
     kinds = {k for index, _, _ in plan.chunks if index is not None for k in record.requests[index]["kinds"].split()}
     if plan.prefix_hits:
-        return f"{plan.prefix_hits:,} tokens came from the prefix cache, which is not modelled"
+        return f"{plan.prefix_hits:,} tokens came from the prefix cache; the record does not say what prompts share"
     if not blocks and any(cached for _, _, cached in set(theirs.chunks) - set(ours.chunks)):
-        return "a prompt may have been found in the prefix cache, which is not modelled"
+        return "a prompt may have been found in the prefix cache; the record does not say what prompts share"
     if fields == ("free_blocks",):
         return "blocks are counted otherwise: another num_gpu_blocks or block_size, or layers with a pool of their own"
     if kinds:

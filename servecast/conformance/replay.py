@@ -181,8 +181,8 @@ class Driven(Replica):
     so synchronous and asynchronous engines are driven alike.
     """
 
-    def __init__(self, feed: Feed, num_blocks: int, block_size: int) -> None:
-        state = State(KVCache(num_blocks, block_size), feed.by_priority)
+    def __init__(self, feed: Feed, kv: KVCache) -> None:
+        state = State(kv, feed.by_priority)
         super().__init__(
             0, Clock(), state, feed, _NoTime(), Log(), lambda request, now: None, max_model_len=1, asynchronous=True
         )
@@ -211,7 +211,7 @@ class Driven(Replica):
                 self._cancelled.append(request)
             elif request in self._ended:
                 self._ended.remove(request)
-                self.state.release(request)
+                self.state.release(request, request.registered(request.computed, self.state.step - 1))
         if self._cancelled:
             self._drop_cancelled(None)
 

@@ -128,11 +128,9 @@ class VllmV1:
                 budget += given_back
                 if at < i - 1 and (given_back or not self.preemption_skips_one):
                     i -= 1
-                if given_back and victim.decoding:
-                    kv.free += kv.blocks(step + victim.kv_offset + 1) - kv.blocks(step + victim.kv_offset)
-                elif given_back:
+                if given_back and not victim.decoding:
                     batch.chunks = [chunk for chunk in batch.chunks if chunk[0] is not victim]
-                state.preempt(batch, victim)
+                state.preempt(batch, victim, given_back > 0)
             if victim is request:
                 break
             planned[request.ticket] = tokens
@@ -152,12 +150,15 @@ class VllmV1:
         size = kv.block_size
         while waiting and budget > 0 and len(running) < self.max_num_seqs:
             target = waiting[0].target
-            tokens = target if target < chunk_limit else chunk_limit
+            found, idle = kv.lookup(waiting[0])
+            tokens = target - found
+            if tokens > chunk_limit:
+                tokens = chunk_limit
             if tokens > budget:
                 if not self.enable_chunked_prefill:
                     break
                 tokens = budget
-            if (target if self.scheduler_reserve_full_isl else tokens) > kv.free * size:
+            if (target - found if self.scheduler_reserve_full_isl else tokens) > (kv.free - idle) * size:
                 break
-            state.admit(batch, tokens)
+            state.admit(batch, tokens, found)
             budget -= tokens

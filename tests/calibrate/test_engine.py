@@ -35,7 +35,7 @@ def test_defaults_by_version_and_gpu(preset: str, gpu: str, tokens: int, seqs: i
     assert engine.scheduler_reserve_full_isl is (preset in ("vllm-0.19", "vllm-0.32"))
     assert engine.long_prefill_alone_exempt is (preset == "vllm-0.32")
     assert (engine.block_size, engine.max_model_len, engine.enable_chunked_prefill) == (16, 131072, True)
-    assert any("prefix caching is not modelled" in note for note in engine.notes)
+    assert (engine.enable_prefix_caching, engine.blank_blocks_first) == (True, preset == "vllm-0.32")
 
 
 def test_sources_say_where_a_value_came_from() -> None:
@@ -64,14 +64,13 @@ def test_unlisted_versions_resolve_downwards() -> None:
 
 def test_unmodelled_and_unknown_options() -> None:
     for option, value in {
-        "enable_prefix_caching": True, "speculative_config": {},
+        "speculative_config": {},
         "enable_lora": True, "swap_space": 8, "cpu_offload_gb": 10,
         "watermark": 0.05, "max_num_partial_prefills": 2, "pipeline_parallel_size": 2,
         "long_prefill_token_threshold_adaptive": True,
     }.items():  # fmt: skip
         assert f"engine.{option}: {value!r} is not modelled yet" in refusal(**{option: value})
-    off = parts(MODEL, "h100-sxm", enable_prefix_caching=False)[3]
-    assert "on by default" not in off.notes[-1]
+    assert not parts(MODEL, "h100-sxm", enable_prefix_caching=False)[3].enable_prefix_caching
     assert "did you mean 'max_num_seqs'" in refusal(max_num_sequences=3)
     assert "vllm-0.10 does not have" in refusal(preset="vllm-0.10", scheduler_reserve_full_isl=True)
     assert "experimental" in refusal(preset="vllm-0.10", async_scheduling=True)

@@ -107,7 +107,7 @@ sede: 1
         ("engine", "sglang", "known: vllm-0.10"),
         ("engine.preset", "vllm-0.1", "older than the oldest preset"),
         ("engine.tensor_parallel_size", 2, "set it as cluster.tp"),
-        ("engine.enable_prefix_caching", True, "not modelled yet"),
+        ("engine.enable_prefix_caching", 1, "expected true or false"),
         ("engine.max_num_seq", 2, "did you mean 'max_num_seqs'"),
         ("engine.max_num_seqs", True, "expected a number"),
         ("engine.max_num_seqs", "256", "whole number"),

@@ -90,7 +90,7 @@ def test_check_says_where_engine_and_scenario_contradict_each_other() -> None:
         "the engine ran with async_scheduling False, the scenario has True",
         "the engine ran with tensor_parallel_size 2, the scenario has cluster.tp 1.",
         "the engine is one of 4 data-parallel ones, which may hold back prefills.",
-        "the engine ran with prefix caching, which is not modelled: steps with a hit differ.",
+        "the engine ran with prefix caching, and nobody knows what its prompts shared: steps with a hit differ.",
         "the engine is vLLM 0.16.0rc1, for which vllm-0.15 is the preset; the scenario has vllm-0.19.",
         "the engine served Qwen/Qwen3-8B, the scenario llama-3.1-8b.",
         "the engine ran with dtype float32, the scenario has half.",
@@ -146,14 +146,14 @@ def test_a_prefix_hit_differs_once(tmp_path: Path) -> None:
     (difference,) = found.differences
     assert str(difference) == (
         "step 2 at 0.002 s: prefill chunks 8@32 (model: 40@0); "
-        "32 tokens came from the prefix cache, which is not modelled"
+        "32 tokens came from the prefix cache; the record does not say what prompts share"
     )
     said = found.text()
     assert said.startswith(
         "Your engine and our model agree on 83.3 % of 6 steps (0 preemptions, 2 requests finished).\n"
     )
     assert "They differ in 1: prefill chunks in 1. The first:\n  step 2" in said
-    assert "Note: in 1 steps prompts were found in the prefix cache, which is not modelled: they differ." in said
+    assert "Note: in 1 steps prompts were found in the prefix cache, and nobody knows what they share: they" in said
     assert "Note: free KV blocks are not compared" in said
 
 

@@ -108,6 +108,31 @@ def test_manifest_says_what_decided_the_numbers(saved: tuple[Result, Path]) -> N
     assert str(Path.home()) not in json.dumps(manifest)
 
 
+AGENTS = ("workload.mix=agent", "workload.num_sessions=4", "workload.arrivals=null", "workload.lengths=null",
+          "workload.num_requests=null")  # fmt: skip
+
+
+def test_what_prompts_share_is_found() -> None:
+    result = simulate(load_scenario(QUICKSTART, AGENTS))
+    found, s = result.requests, check(result)
+    assert s["total_cached_tokens"] == found["cached_tokens"].sum()
+    assert s["prefix_cache_hit_rate"] == pytest.approx(found["cached_tokens"].sum() / found["prompt_tokens"].sum())
+    assert 0.8 < s["prefix_cache_hit_rate"] < 1
+    assert (found["cached_tokens"] < found["prompt_tokens"]).all()
+    assert (found["cached_tokens"] % 16 == 0).all()
+    assert not any("prefix caching" in note for note in result.manifest["notes"])
+    off = simulate(load_scenario(QUICKSTART, (*AGENTS, "engine.enable_prefix_caching=false")))
+    assert (check(off)["prefix_cache_hit_rate"], off.summary()["total_cached_tokens"]) == (None, 0)
+    assert off.summary()["mean_ttft_ms"] > s["mean_ttft_ms"]
+
+
+def test_a_workload_that_does_not_say_what_prompts_share(saved: tuple[Result, Path]) -> None:
+    assert saved[0].summary()["prefix_cache_hit_rate"] == 0
+    assert any("nobody knows what prompts share" in note for note in saved[0].manifest["notes"])
+    off = simulate(small(engine__enable_prefix_caching=False))
+    assert off.manifest["notes"] == []
+
+
 def test_same_scenario_same_bytes(saved: tuple[Result, Path], tmp_path: Path) -> None:
     again = simulate(small(cluster__replicas=2)).save(tmp_path / "again")
     other = simulate(small(cluster__replicas=2, seed=2)).save(tmp_path / "other")

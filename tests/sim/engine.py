@@ -11,6 +11,7 @@ from calibrate.engine import FrontEndTime
 from sim.clock import Clock
 from sim.frontend import FrontEnd
 from sim.kvcache import KVCache
+from sim.prefixcache import PrefixCache
 from sim.replica import Replica
 from sim.source import Desk
 from sim.state import State
@@ -46,10 +47,13 @@ class LinearCost:
 NO_TIME = FrontEndTime(0.0, 0.0)
 
 
-def simulate(policy, cost, num_blocks, block_size, asynchronous, source, front_end=NO_TIME, max_model_len=10**9):
+def simulate(
+    policy, cost, num_blocks, block_size, asynchronous, source, front_end=NO_TIME, max_model_len=10**9, kv=None
+):
     """Run `source` on one replica; (the replica, its log). The invariants have been checked."""
     clock, log = Clock(), Log()
-    state = State(KVCache(num_blocks, block_size), policy.by_priority)
+    kv = kv or KVCache(num_blocks, block_size)
+    state = State(kv, policy.by_priority)
     replica = Replica(
         0, clock, state, policy, cost, log, source.on_finish, max_model_len=max_model_len, asynchronous=asynchronous
     )
@@ -58,10 +62,22 @@ def simulate(policy, cost, num_blocks, block_size, asynchronous, source, front_e
     clock.run()
     assert len(log.requests) == source.total
     check_invariants(log, policy, num_blocks)
-    assert state.kv.free == state.kv.usable
+    assert kv.free == kv.usable
+    if isinstance(kv, PrefixCache):
+        check_cache(kv)
     assert (state.decodes.count, state.decodes.kv_tokens, sum(state.decodes.phases)) == (0, 0, 0)
     assert not any((state.running, state.waiting, state.prefilling, front.in_flight))
     return replica, log
+
+
+def check_cache(kv):
+    """At rest: every block is in the queue, none is held, and each registered one is known exactly once."""
+    kv._settle()
+    assert sum(run.end - run.start for run in kv._queue) == kv._queued == kv.usable
+    assert all(run.start < run.end and not run.holders for run in kv._queue)
+    known = [run for runs in kv._runs.values() for run in runs]
+    assert sorted(map(id, known)) == sorted(id(run) for run in kv._queue if run.content is not None)
+    assert all(run.content == content for content, runs in kv._runs.items() for run in runs)
 
 
 def check_invariants(log, policy, num_blocks):
@@ -84,7 +100,7 @@ def check_invariants(log, policy, num_blocks):
     served = requests["outcome"] <= CANCELLED
     in_vain = steps["output_tokens"].sum() - requests["output_tokens"][served].sum()
     assert 0 <= in_vain <= (served & ~done).sum()  # at most one token a client that had just given up
-    recomputed = steps["prefill_tokens"].sum() - requests["prompt_tokens"][done].sum()
-    assert recomputed >= 0
+    recomputed = steps["prefill_tokens"].sum() - (requests["prompt_tokens"] - requests["cached_tokens"])[done].sum()
+    assert recomputed >= 0 or requests["preemptions"].any()  # what was lost may have been found
     assert requests["preemptions"].any() or (served & ~done).any() or recomputed == 0
     assert np.isfinite(steps["end_s"]).all()

@@ -6,10 +6,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from calibrate.observe.read import read_steps
 from servecast.conformance.check import check_conformance
+from sim.kvcache import KVCache
+from sim.prefixcache import PrefixCache
 from sim.schedulers.vllm_v1 import VllmV1
 from tests.reference import reference
 
@@ -52,6 +55,42 @@ def test_every_recorded_step_is_reproduced(folder, run):
     summary = json.loads((folder_of(folder) / "summary.json").read_text())
     (preemptions,) = [r["steps"]["preemptions"] for r in summary["runs"] if r["tag"] == run]
     assert found.preemptions == preemptions
+
+
+def twice(first, second):
+    """Two records of one engine, the second directly after the first."""
+    n, m = len(first.steps), len(first.requests)
+    steps = second.steps.with_columns(
+        pl.col("step", "updates") + n, pl.col("chunk_request").list.eval(pl.element() + m)
+    )  # fmt: skip
+    requests = second.requests.with_columns(pl.col("request") + m, pl.col("plan", "end_plan") + n)
+    return replace(first, steps=pl.concat([first.steps, steps]), requests=pl.concat([first.requests, requests]))
+
+
+def test_every_recorded_step_with_prefix_caching_is_reproduced():
+    """The same prompts twice: the first pass shares nothing, the second finds all but the end of every prompt."""
+    policy, num_blocks, block_size = options("flags/prefix")
+    first, second = (recorded("flags/prefix", f"flags_{run}") for run in ("r1", "r2"))
+    run, n = twice(first, second), len(first.requests)
+    full = (first.requests["prompt_tokens"] // block_size).to_list()
+
+    def path(request):
+        return [(request % n, full[request % n])]
+
+    caches = []
+
+    def cache(*size):
+        caches.append(PrefixCache(*size, path, blank_first=True))
+        return caches[-1]
+
+    found = check_conformance(run, policy, num_blocks, block_size, cache)
+    assert found.differences == ()
+    assert found.agreeing == found.compared == found.steps == len(first.steps) + len(second.steps) > 200
+    assert found.finished == 2 * n
+    assert caches[0].free == caches[0].usable
+    nothing = check_conformance(run, policy, num_blocks, block_size, KVCache)
+    assert nothing.compared == len(first.steps) + 1  # the first of the second pass differs, and no more is compared
+    assert nothing.agreeing == len(first.steps)
 
 
 @pytest.mark.parametrize(

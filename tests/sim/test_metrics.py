@@ -21,7 +21,7 @@ def result(rows, gaps=(), slo=(), open_loop=True, steps=()):
     log = Log()
     for id, arrival, scheduled, first, finish, prompt, output, outcome in rows:
         log.requests.extend(
-            log.requests.pack(id, 0, arrival, scheduled, first, finish, prompt, output, output, 0, 0, 0, outcome)
+            log.requests.pack(id, 0, arrival, scheduled, first, finish, prompt, 0, output, output, 0, 0, 0, outcome)
         )
     for step in steps:
         log.steps.extend(log.steps.pack(*step))

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.engine import FrontEndTime
+from sim.prefixcache import PrefixCache
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
 from sim.steplog import CANCELLED
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.oracle import Naive, Oracle
+from workloads.content import content_of
 
 
 def expand(steps):
@@ -40,9 +42,12 @@ def same(
     think_s=None,
     patience_s=None,
     front_end=(0.0, 0.0),
+    content=None,
+    blank_first=False,
 ):
     """Run both engines and compare everything that they share.
 
+    `content`: a `Prefix`, and the tokens that it says each prompt begins with, for engines with a prefix cache.
     `concurrency` makes it a closed loop; `think_s`, per request, sessions in which request i follows request i - 3.
     """
     columns = [np.array([r[i] for r in requests]) for i in (1, 2, 3)]
@@ -53,7 +58,13 @@ def same(
         columns.append(None if values is None else np.array(values))
         for r, value in zip(naive, values or [], strict=False):
             setattr(r, name, value)
-    oracle = Oracle(policy, cost, num_blocks, block_size, asynchronous, *front_end)
+    kv = None
+    if content is not None:
+        prefix, begins = content
+        kv = PrefixCache(num_blocks, block_size, content_of(prefix, columns[0], block_size).path, blank_first)
+        for r, tokens in zip(naive, begins, strict=True):
+            r.begins = tokens
+    oracle = Oracle(policy, cost, num_blocks, block_size, asynchronous, *front_end, content is not None, blank_first)
     if concurrency is not None:
         source = ClosedLoop(concurrency, Requests(*columns))
         for r in naive[:concurrency]:
@@ -72,7 +83,7 @@ def same(
         source = OpenLoop(arrival_s, Requests(*columns))
         first, follow_up = naive, lambda r, now: None
     sent = oracle.run(first, follow_up)
-    replica, log = simulate(policy, cost, num_blocks, block_size, asynchronous, source, FrontEndTime(*front_end))
+    replica, log = simulate(policy, cost, num_blocks, block_size, asynchronous, source, FrontEndTime(*front_end), kv=kv)
     rows, steps = log.requests.table(), log.steps.table()
     order = np.argsort(rows["id"])
     got = {c: rows[c][order].tolist() for c in rows}
@@ -83,18 +94,22 @@ def same(
     assert got["output_tokens"] == [r.out for r in sent]
     assert got["finish_s"] == [r.token_s[-1] if r.cancelled_s is None else r.cancelled_s for r in sent]
     assert [o == CANCELLED for o in got["outcome"]] == [r.cancelled_s is not None for r in sent]
-    for r, scheduled_s, first_token_s, preemptions in zip(
-        sent, got["scheduled_s"], got["first_token_s"], got["preemptions"], strict=True
+    for r, scheduled_s, first_token_s, preemptions, cached in zip(
+        sent, *(got[c] for c in ("scheduled_s", "first_token_s", "preemptions", "cached_tokens")), strict=True
     ):
         assert first_token_s == r.token_s[0] if r.token_s else first_token_s != first_token_s
         if r.cancelled_s is None:
-            assert (scheduled_s, preemptions) == (r.scheduled_s, r.preemptions)
+            assert (scheduled_s, preemptions, cached) == (r.scheduled_s, r.preemptions, r.cached)
     expected = [(s.end_s, s.decodes, s.kv_tokens, sum(n for _, n, _ in s.chunks)) for s in oracle.steps]
     actual = list(expand(steps))
     assert len(actual) == len(expected)
     for a, e in zip(actual, expected, strict=True):
         assert a[1:] == e[1:]
         assert a[0] is None or a[0] == e[0]
+    first = np.cumsum(steps["steps"]).astype(int) - steps["steps"].astype(int)
+    used = np.array([s.used for s in oracle.steps])
+    assert used[first].tolist() == steps["kv_blocks"].tolist()
+    assert used[first + steps["steps"].astype(int) - 1].tolist() == steps["kv_blocks_end"].tolist()
     # Those of a plan that left nothing to compute go into the next row, if there is one.
     assert steps["preempted"].sum() + replica.lost_preemptions == oracle.preemptions
     if patience_s is None:

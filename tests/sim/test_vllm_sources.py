@@ -15,10 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sim.prefixcache import PrefixCache
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import OpenLoop, Requests
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.test_oracle import expand
+from tests.sim.test_prefixcache import contents
+from workloads.content import content_of
 
 ROOT = os.environ.get("SERVECAST_VLLM_SOURCES")
 VERSIONS = sorted(p.name for p in Path(ROOT).iterdir() if (p / "vllm").is_dir()) if ROOT else []
@@ -33,13 +36,20 @@ def test_equal_to_vllms_own_scheduler(version):
         [sys.executable, "-m", "tests.sim.test_vllm_sources", version], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split()[-1]) > 100  # preemptions: the cases are tight enough to matter
+    hits, preemptions = (int(word.strip(",")) for word in done.stdout.split()[-3::2])
+    assert hits > 100
+    assert preemptions > 100  # the cases are tight enough to matter
+
+
+def minor_of(version):
+    """32 of 0.32.0."""
+    return int(version.split(".")[1])
 
 
 def case(seed, version):
     """A random policy, cost, pool and workload that `version` can run."""
     r = random.Random(seed)
-    minor = int(version.split(".")[1])
+    minor = minor_of(version)
     block_size, budget = r.choice([1, 2, 3, 4, 16, 64]), r.choice([1, 2, r.randint(1, 40), r.randint(1, 200)])
     longest_prompt, longest_output = r.choice([3, 12, 60]), r.choice([2, 12, 40])
     policy = VllmV1(
@@ -64,26 +74,45 @@ def case(seed, version):
     return policy, cost, num_blocks, block_size, asynchronous, rows
 
 
+def shared(seed, rows):
+    """What the prompts of a case begin with: a `Prefix`, and the tokens."""
+    r = random.Random(seed)
+    longest, rare = max(prompt for _, prompt, *_ in rows), r.choice([0.02, 0.15])
+    ids = [[int(r.random() < rare) for _ in range(r.choice([longest, r.randint(0, longest)]))] for _ in rows]
+    return contents([prompt for _, prompt, *_ in rows], ids, r.choice([1, 2, 3, 8, 64]), r.random() < 0.5)
+
+
 def main(version):
     from tests.sim.vllm_sources import Vllm
 
-    vllm, preemptions = Vllm(Path(ROOT or "") / version), 0
+    vllm, preemptions, hits = Vllm(Path(ROOT or "") / version), 0, 0
     for seed in range(CASES):
         *setting, rows = case(seed, version)
-        theirs, steps = vllm.run(*setting, rows)
         columns = [np.array(c) for c in zip(*rows, strict=True)]
-        _, log = simulate(*setting, OpenLoop(columns[0].astype(float), Requests(*columns[1:4], None, columns[4])))
-        ours = log.requests.table()
-        order = np.argsort(ours["id"])
-        assert ours["scheduled_s"][order].tolist() == [r.scheduled_s for r in theirs], seed
-        assert ours["first_token_s"][order].tolist() == [r.token_s[0] for r in theirs], seed
-        assert ours["finish_s"][order].tolist() == [r.token_s[-1] for r in theirs], seed
-        assert ours["preemptions"][order].tolist() == [r.preempted for r in theirs], seed
-        mine = list(expand(log.steps.table()))
-        assert [m[1:] for m in mine] == [s[1:] for s in steps], seed
-        assert all(m[0] in (None, s[0]) for m, s in zip(mine, steps, strict=True)), seed
-        preemptions += sum(r.preempted for r in theirs)
-    print(f"vLLM {version}: {CASES} cases equal, preemptions {preemptions}")
+        prefix, begins = shared(seed, rows)
+        paths = content_of(prefix, columns[1], setting[3]).path
+        cache = PrefixCache(setting[2], setting[3], paths, minor_of(version) >= 32)
+        for kv, same in ((None, None), (cache, begins)):
+            theirs, steps = vllm.run(*setting, rows, same)
+            source = OpenLoop(columns[0].astype(float), Requests(*columns[1:4], None, columns[4]))
+            preemptions += compare(seed, theirs, steps, simulate(*setting, source, kv=kv)[1])
+        hits += sum(r.cached > 0 for r in theirs)
+    print(f"vLLM {version}: {CASES} cases equal, hits {hits}, preemptions {preemptions}")
+
+
+def compare(seed, theirs, steps, log):
+    """Requests and steps are the same. Returns the preemptions."""
+    ours = log.requests.table()
+    order = np.argsort(ours["id"])
+    assert ours["scheduled_s"][order].tolist() == [r.scheduled_s for r in theirs], seed
+    assert ours["first_token_s"][order].tolist() == [r.token_s[0] for r in theirs], seed
+    assert ours["finish_s"][order].tolist() == [r.token_s[-1] for r in theirs], seed
+    assert ours["preemptions"][order].tolist() == [r.preempted for r in theirs], seed
+    assert ours["cached_tokens"][order].tolist() == [r.cached for r in theirs], seed
+    mine = list(expand(log.steps.table()))
+    assert [m[1:] for m in mine] == [s[1:] for s in steps], seed
+    assert all(m[0] in (None, s[0]) for m, s in zip(mine, steps, strict=True)), seed
+    return sum(r.preempted for r in theirs)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,35 @@
 """Runs vLLM's own scheduler sources, when they are at hand, on a stage set for them.
 
 `SERVECAST_VLLM_SOURCES` names a folder with unpacked wheels, one a version (`0.19.1/vllm/v1/core/sched/scheduler.py`).
-Real: `Scheduler`, `AsyncScheduler`, their queues and outputs. Ours: every other module (a mock), a request without
-token ids, a KV manager that only counts blocks, and the engine core's loop with one batch in flight, or two.
+Real: `Scheduler`, `AsyncScheduler`, their queues and outputs, and for prefix caching the `KVCacheManager` with all
+below it. Ours: every other module (a mock), a request without token ids, without prefix caching a KV manager that only
+counts blocks, and the engine core's loop with one batch in flight, or two.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import functools
+import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
 import types
 from collections import deque
 from pathlib import Path
 from unittest.mock import MagicMock
 
-SCHED = "vllm.v1.core.sched"
+CORE = "vllm.v1.core"
+SCHED = f"{CORE}.sched"
 REAL = {
     SCHED,
     *(f"{SCHED}.{name}" for name in ("scheduler", "async_scheduler", "output", "interface", "request_queue", "utils")),
-}
+    *(f"{CORE}.{name}" for name in ("kv_cache_manager", "block_pool", "kv_cache_utils", "kv_cache_coordinator",
+                                    "single_type_kv_cache_manager")),
+}  # fmt: skip
 EOS, OTHER = 2, 7
 
 
@@ -69,14 +76,14 @@ class VllmRequest:
     _ZERO = (
         "num_computed_tokens num_output_placeholders num_preemptions num_external_computed_tokens client_index "
         "priority num_nans_in_logits num_stale_output_tokens num_in_flight_tokens next_decode_eligible_step "
-        "last_sched_seq prefix_cache_hit_tokens"
+        "last_sched_seq prefix_cache_hit_tokens shared_prefix_boundary"
     )
     _FALSE = (
         "has_encoder_inputs discard_latest_async_tokens use_structured_output resumable is_prefill_chunk "
         "drop_stale_output"
     )
 
-    def __init__(self, id, arrival, prompt, output, cap, priority=0):
+    def __init__(self, id, arrival, prompt, output, cap, priority=0, begins=None, block_size=1):
         self.__dict__.update(dict.fromkeys(self._OFF.split()) | dict.fromkeys(self._ZERO.split(), 0))
         self.__dict__.update(dict.fromkeys(self._FALSE.split(), False))
         self.arrival_s, self.priority = arrival, priority
@@ -86,11 +93,22 @@ class VllmRequest:
         self.output, self.output_token_ids, self.spec_token_ids, self.mm_features = output, [], [], []
         self.status, self.sampling_params, self.eos_token_id, self.num_cached_tokens = Status.WAITING, Params(), EOS, -1
         self.mm_kwargs, self.mm_hashes, self.mm_positions, self.skip_reading_prefix_cache = [], [], [], True
+        self.id, self.begins, self.block_size, self._hashes, self.cached = id, begins, block_size, [], None
+        self.skip_reading_prefix_cache = begins is None
         self.token_s, self.scheduled_s, self.decoding, self.preempted = [], None, False, 0
 
     num_tokens = property(lambda self: self.num_prompt_tokens + len(self.output_token_ids))
     num_tokens_with_spec = property(lambda self: self.num_tokens + len(self.spec_token_ids))
     num_output_tokens = property(lambda self: len(self.output_token_ids))
+
+    @property
+    def block_hashes(self):
+        """A name for what each full block and all before it hold: what the prompt begins with, then its own tokens."""
+        for i in range(len(self._hashes), self.num_tokens // self.block_size):
+            end = (i + 1) * self.block_size
+            tokens = [*self.begins, *((self.id, p) for p in range(len(self.begins), end))][:end]
+            self._hashes.append(hashlib.sha256(repr(tokens).encode()).digest())
+        return self._hashes
 
     def __lt__(self, other):
         return self.rank < other.rank
@@ -114,10 +132,19 @@ class VllmRequest:
         pass
 
     def __getattr__(self, name):
-        if name in ("all_token_ids", "_all_token_ids", "_output_token_ids", "block_hashes", "prompt_token_ids",
+        if name in ("all_token_ids", "_all_token_ids", "_output_token_ids", "prompt_token_ids",
                     "prompt_embeds", "cache_salt", "shared_prefix_boundary", "prompt_is_token_ids"):  # fmt: skip
             return MagicMock()
         raise AttributeError(name)
+
+
+class Spec:
+    """Anything that describes a KV cache."""
+
+    value = None
+
+    def __init__(self, *args, **facts):
+        self.__dict__.update(facts)
 
 
 class Blocks:
@@ -228,11 +255,21 @@ class Vllm:
         self.newest = (root / "vllm/config/watermarking.py").exists()  # 0.32: its loop fills the batch queue earlier
         sys.meta_path.insert(0, _Stage(root))
         self._put("vllm.v1.request", Request=VllmRequest, RequestStatus=Status, StreamingUpdate=MagicMock())
+        numbers = {"cdiv": lambda a, b: -(-a // b), "round_up": lambda a, b: -(-a // b) * b}
+        self._put("vllm.utils.math_utils", **numbers)
+        importlib.import_module("vllm.utils").cdiv = numbers["cdiv"]  # where 0.10 has it
+        self._put("vllm.v1.kv_cache_interface")
+        interface = sys.modules["vllm.v1.kv_cache_interface"]
+        interface.__getattr__ = functools.cache(lambda name: type(name, (Spec,), {}))
         self._put("vllm._bc_linter", bc_linter_include=lambda c: c, bc_linter_skip=lambda c: c)
         self._put("vllm.v1.utils", record_function_or_nullcontext=lambda name: contextlib.nullcontext())
         importlib.import_module("vllm").bc_linter_include = lambda c: c
         self.scheduler = importlib.import_module(f"{SCHED}.scheduler")
         self.asynchronous = importlib.import_module(f"{SCHED}.async_scheduler")
+        self.manager = importlib.import_module(f"{CORE}.kv_cache_manager").KVCacheManager
+        attention = importlib.import_module(f"{CORE}.single_type_kv_cache_manager").FullAttentionManager
+        registry = importlib.import_module("vllm.v1.kv_cache_spec_registry").KVCacheSpecRegistry  # 0.32 asks it
+        registry.get_manager_class = lambda spec, role: attention
         self.queues = importlib.import_module(f"{SCHED}.request_queue")
 
     @staticmethod
@@ -241,8 +278,26 @@ class Vllm:
         module.__dict__.update(members, __getattr__=lambda _: MagicMock())
         sys.modules[name] = module
 
-    def build(self, policy, num_blocks, block_size, asynchronous):
-        """A scheduler with `policy`'s options and everything else off."""
+    def caching(self, num_blocks, block_size):
+        """vLLM's own KVCacheManager, with prefix caching, for one kind of attention."""
+        interface = sys.modules["vllm.v1.kv_cache_interface"]
+        spec = interface.FullAttentionSpec(
+            block_size=block_size, dcp_sharded=False, prefix_cacheable=True, sliding_window=None,
+            attention_chunk_size=None, storage_block_size=block_size, page_size_bytes=1,
+        )  # fmt: skip
+        group = types.SimpleNamespace(
+            kv_cache_spec=spec, is_eagle_group=False, layer_names=[], role=None, enable_caching=True
+        )
+        config = types.SimpleNamespace(
+            num_blocks=num_blocks, kv_cache_groups=[group], has_mamba_layers=False, kv_cache_tensors=[],
+            needs_kv_cache_zeroing=False, prefix_cache_retention_interval=None,
+        )  # fmt: skip
+        known = inspect.signature(self.manager).parameters
+        options = {"hash_block_size": block_size, "scheduler_block_size": block_size, "enable_caching": True}
+        return self.manager(config, 10**9, **{name: value for name, value in options.items() if name in known})
+
+    def build(self, policy, num_blocks, block_size, asynchronous, caching):
+        """A scheduler with `policy`'s options and everything else off, but perhaps prefix `caching`."""
         kind = self.asynchronous.AsyncScheduler if asynchronous else self.scheduler.Scheduler
         kind.make_stats = lambda *args, **kwargs: None
         it = kind.__new__(kind)
@@ -250,7 +305,7 @@ class Vllm:
         off = (
             "connector connector_prefix_cache_stats ec_connector lora_config finished_req_ids_dict perf_metrics "
             "aux_output_connector dynamic_sd_lookup kv_metrics_collector _kv_fetch_stages return_sampling_mask "
-            "model_uses_mrope prefix_replay_tokens"
+            "model_uses_mrope"
         )
         false = (
             "log_stats use_eagle use_pp use_v2_model_runner need_mamba_block_aligned_split needs_kv_cache_zeroing "
@@ -259,7 +314,8 @@ class Vllm:
         )
         zero = (
             "num_waiting_for_streaming_input max_num_encoder_input_tokens num_spec_tokens num_lookahead_tokens "
-            "num_prefill_lookahead current_step sched_step_seq processed_step_seq _spec_decode_step_blocks"
+            "num_prefill_lookahead current_step sched_step_seq processed_step_seq _spec_decode_step_blocks "
+            "prefix_replay_tokens"
         )
         sets = (
             "finished_req_ids prev_step_scheduled_req_ids failed_recving_kv_req_ids finished_recving_kv_req_ids "
@@ -284,7 +340,11 @@ class Vllm:
             chunked_prefill_enabled=policy.enable_chunked_prefill,
             async_scheduling=asynchronous,
         )
-        it.kv_cache_manager = CountingKV(num_blocks, block_size, 2 if self.newest else 1)
+        it.kv_cache_manager = (
+            self.caching(num_blocks, block_size)
+            if caching
+            else CountingKV(num_blocks, block_size, 2 if self.newest else 1)
+        )
         it.kv_cache_config = types.SimpleNamespace(kv_cache_groups=[1])
         it._pause_state = getattr(self.scheduler, "PauseState", MagicMock()).UNPAUSED
         it.structured_output_manager = MagicMock(should_advance=lambda request: False)
@@ -295,10 +355,15 @@ class Vllm:
         it.spec_decode_metrics_level, it._spec_token_placeholders = "none", []
         return it
 
-    def run(self, policy, cost, num_blocks, block_size, asynchronous, requests):
-        """(requests, steps as (end, decodes, KV, prefill tokens)) of (arrival, prompt, output, cap, priority) rows."""
-        it = self.build(policy, num_blocks, block_size, asynchronous)
-        everyone = [VllmRequest(i, *row) for i, row in enumerate(requests)]
+    def run(self, policy, cost, num_blocks, block_size, asynchronous, requests, begins=None):
+        """(requests, steps as (end, decodes, KV, prefill tokens)) of (arrival, prompt, output, cap, priority) rows.
+
+        `begins`: the tokens that each prompt begins with, for prefix caching.
+        """
+        it = self.build(policy, num_blocks, block_size, asynchronous, begins is not None)
+        everyone = [
+            VllmRequest(i, *row, None if begins is None else begins[i], block_size) for i, row in enumerate(requests)
+        ]
         arrivals, flight, steps = deque(everyone), deque(), []
         now = busy_until = 0.0
 
@@ -344,6 +409,8 @@ class Vllm:
         chunks, kv, tokens = [], [], []
         for id, n in output.num_scheduled_tokens.items():
             r, (computed, placeholders) = it.requests[id], before[id]
+            computed = r.num_computed_tokens - n  # what was found in the cache included
+            r.cached = computed if r.cached is None else r.cached
             yields = r.num_output_placeholders > placeholders if asynchronous else r.num_computed_tokens == r.num_tokens
             if r.decoding:
                 kv.append(computed)
