@@ -62,7 +62,7 @@ def changes(setup: Setup) -> Iterator[Change]:
         if 0.1 < kernels < 10:
             yield Change(f"kernels {words}", host={"kernels": kernels})
     yield from _memory(setup)
-    yield from _asynchronous(setup)
+    yield from _switches(setup)
     yield from _batches(setup)
     yield from _presets(setup)
 
@@ -94,9 +94,10 @@ def _memory(setup: Setup) -> Iterator[Change]:
     yield Change(f"a KV cache of dtype {word}", engine={"kv_cache_dtype": word})
 
 
-def _asynchronous(setup: Setup) -> Iterator[Change]:
-    on = setup.engine.async_scheduling
-    yield Change(f"asynchronous scheduling {'off' if on else 'on'}", engine={"async_scheduling": not on})
+def _switches(setup: Setup) -> Iterator[Change]:
+    for option, words in (("async_scheduling", "asynchronous scheduling"), ("enable_prefix_caching", "prefix caching")):
+        on = getattr(setup.engine, option)
+        yield Change(f"{words} {'off' if on else 'on'}", engine={option: not on})
 
 
 def _batches(setup: Setup) -> Iterator[Change]:
