@@ -45,8 +45,8 @@ def main(version):
             self.scheduler.Scheduler = observed(self.scheduler.Scheduler)
             self.asynchronous.AsyncScheduler = observed(self.asynchronous.AsyncScheduler)
 
-        def build(self, policy, num_blocks, block_size, asynchronous):
-            it = super().build(policy, num_blocks, block_size, asynchronous)
+        def build(self, policy, num_blocks, block_size, asynchronous, caching):
+            it = super().build(policy, num_blocks, block_size, asynchronous, caching)
             it.kv_cache_manager.block_pool.get_num_free_blocks = lambda: it.kv_cache_manager.free_blocks
             it.kv_cache_config.num_blocks, it.block_size = num_blocks, block_size
             it.vllm_config.parallel_config.data_parallel_size = 1
