@@ -28,7 +28,7 @@ def test_what_is_observed_is_reproduced(version):
     assert done.returncode == 0, done.stderr[-3000:]
     steps, preemptions = map(int, done.stdout.split()[-2:])
     assert steps > 5000
-    assert preemptions > 50  # the cases are tight enough to matter
+    assert preemptions > 25  # the cases are tight enough to matter
 
 
 def main(version):
