@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from benchmarks.accuracy import cases, ranking, recorded, silicon
+from benchmarks.accuracy import blis, cases, ranking, recorded, silicon
 from benchmarks.accuracy.rows import Errors, Row, Uncovered, errors, worst
 from tests.reference import reference
 
@@ -60,6 +60,17 @@ def test_recorded_runs(tmp_path: Path) -> None:
     }.items():
         for metric, limit in most.items():
             assert abs(rows[key].off(metric)) < limit, (key, metric)
+
+
+def test_what_users_ask_again(tmp_path: Path) -> None:
+    """Without a prefix cache TTFT is 38 % too long, E2E 11 %."""
+    root = reference("reference", "blis").parent
+    rows = [row for row in blis.compare(root, tmp_path) if isinstance(row, Row)]
+    assert len(rows) == 18
+    for metric, most in {"E2E": 0.055, "TTFT": 0.065, "ITL": 0.055}.items():
+        found = errors(rows, metric)
+        assert found
+        assert found.median < most, metric
 
 
 def test_published_benchmarks() -> None:

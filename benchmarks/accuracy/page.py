@@ -31,14 +31,17 @@ def _sections(rows: Sequence[Row]) -> Iterator[str]:
         for (assumed,), same in grouped(group, "assumed").items():
             if assumed:
                 yield f"Assumed, since the source leaves it open: {assumed}."
-            yield "\n".join(_many(same) if len(same) > 15 + 5 * bool(not assumed) else _few(same))
+            yield "\n".join(_many(same) if len(same) > 15 else _few(same))
 
 
 def _many(rows: Sequence[Row]) -> list[str]:
-    """A row a model, GPU and metric."""
+    """A row a model, GPU and metric, and the errors over all of them."""
     names = ("model", "GPU", "metric", "median", "p90", "signed", "points", "fitted")
     out = [_row(names), _row(["---"] * len(names))]
-    for (model, gpu, fitted), group in grouped(rows, "model", "gpu", "fitted").items():
+    groups = [(*key, group) for key, group in grouped(rows, "model", "gpu", "fitted").items()]
+    if len(groups) > 1:
+        groups.append(("all", "", "see above", list(rows)))
+    for model, gpu, fitted, group in groups:
         found = [(metric, errors(group, metric)) for metric in group[0].measured]
         out += [f"| {model} | {gpu} | {m} | {_errors(e)} | {fitted or 'nothing'} |" for m, e in found if e is not None]
     return out

@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from benchmarks.accuracy import cases, coverage, page, recorded, silicon
+from benchmarks.accuracy import blis, cases, coverage, page, recorded, silicon
 from benchmarks.accuracy.ranking import rankings, regret
 from benchmarks.accuracy.rows import Row, Uncovered
 
 NOT_READ = (
-    Uncovered("BLIS (vLLM 0.15, H100, A100, L40S)", "", "its prompts share prefixes; no reader of it yet", 123),
+    Uncovered(
+        "BLIS's evaluation runs (vLLM 0.15, H100, A100, L40S)", "", "their rates and limits are not published", 83
+    ),
     Uncovered("LLMServingSim's ISPASS runs", "", "split prefill and decode, several instances", 6),
 )
 
@@ -21,6 +23,7 @@ def write(reference: Path, out: Path) -> None:
     points = [each for each in found if isinstance(each, Row)]
     with tempfile.TemporaryDirectory() as scratch:
         found += recorded.compare(reference, Path(scratch))
+        found += blis.compare(reference, Path(scratch))
     found += cases.compare()
     rows = [each for each in found if isinstance(each, Row)]
     uncovered = [*(each for each in found if isinstance(each, Uncovered)), *NOT_READ]
