@@ -132,7 +132,8 @@ def interval_rows(manifest: Mapping[str, Any]) -> tuple[str, list[tuple[str, lis
     more = facts["saturated_draws"]
     said = (
         f"{100 * facts['level']:.0f} % intervals from {facts['draws']} draws of what may be wrong: kernels, clocks "
-        "(they fall under load, so intervals lie rather high), host and front end" + (f"; in {more} of them work piles up" if more else "")
+        "(they fall under load, so intervals lie rather high), host and front end"
+        + (f"; in {more} of them work piles up" if more else "")
     )
     return said, rows
 

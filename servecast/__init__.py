@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from servecast.intervals import Intervals, predict_intervals
     from servecast.run import Result, simulate
     from servecast.scenario import Scenario, load_scenario
+    from servecast.validation.validate import validate
 
-__all__ = ["Intervals", "Result", "Scenario", "ServecastError", "load_scenario", "predict_intervals", "simulate"]
+__all__ = [
+    "Intervals", "Result", "Scenario", "ServecastError", "load_scenario", "predict_intervals", "simulate", "validate",
+]  # fmt: skip
 
 _HOMES = {
     "Intervals": "intervals",
@@ -28,6 +31,7 @@ _HOMES = {
     "simulate": "run",
     "Scenario": "scenario",
     "load_scenario": "scenario",
+    "validate": "validation.validate",
 }
 
 

@@ -4,7 +4,7 @@
     found = validate(load_scenario("s.yaml"), read_measured("result.json"))
     found.errors["mean_ttft_ms"]; found.per_request["ttft"]["mape"]; found.causes.likely
 
-It calls the verbs of the modules `validate_*`, in order, and writes the results.
+It calls the verbs of its package, in order, and writes the results.
 """
 
 from __future__ import annotations
