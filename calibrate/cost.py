@@ -256,6 +256,11 @@ def buffer_bytes(op: Operator, rows: Floats, layout: Parallelism) -> Floats:
     return size
 
 
+def _on_cores(engine: EngineSpec, tokens: Floats) -> NDArray[np.bool_]:
+    """Whether a 32-bit router of so many tokens is multiplied on the CUDA cores."""
+    return tokens >= (float("inf") if engine.fp32_router_from is None else engine.fp32_router_from)
+
+
 def _launch_s(engine: EngineSpec, tokens: NDArray[np.int64], chunks: bool) -> Floats:
     """Seconds in which the host launches the kernels of a layer; none where a captured graph runs."""
     import numpy as np
@@ -298,7 +303,13 @@ def _lookups(
     operators = step_operators(model, layout)
     times = {name: np.zeros(len(values)) for name, values in rows.items()}
     for op in operators:
-        times[op.rows] += op.kernels * operator_s(op, rows[op.rows], layout, prices)
+        seconds = operator_s(op, rows[op.rows], layout, prices)
+        if op.name == "router_input":
+            seconds = np.where(_on_cores(engine, rows["tokens"]), seconds, 0.0)
+        elif op.name == "router" and op.weights == "fp32":
+            narrow = operator_s(replace(op, weights="bf16"), rows["tokens"], layout, prices)
+            seconds = np.where(_on_cores(engine, rows["tokens"]), seconds, narrow)
+        times[op.rows] += op.kernels * seconds
     if layout.tp > 1 and engine.fuse_allreduce_rms:
         reduce, norm = (next(op for op in operators if op.name == name) for name in ("allreduce", "norms"))
         times["tokens"] -= reduce.kernels * fusion_saves(reduce, norm, rows["tokens"], layout, engine, prices)

@@ -69,7 +69,8 @@ class EngineSpec:
     request), `preemption_skips_one` and `blank_blocks_first` (`engines.yaml` says what), `follows_checkpoint_kv` (KV
     cache dtype "auto" is the one that a quantised checkpoint has scales for) and `strict_pool_check` (at
     start-up one sequence of `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is
-    checked too). `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm.
+    checked too). `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm. `fp32_router_from`: the
+    tokens from which a 32-bit router runs on the CUDA cores (None: never).
     """
 
     preset: str
@@ -105,6 +106,7 @@ class EngineSpec:
     fused_mib: Mapping[int, float]
     graph_limit: int
     graph_stride: int
+    fp32_router_from: int | None
     cuda_graph_bytes: int
     sources: Mapping[str, str]
     notes: tuple[str, ...]
@@ -162,6 +164,7 @@ def resolve_engine(options: Mapping[str, object], gpu: Gpu, model: ModelSpec) ->
         front_end=FrontEndTime(**{f"{key}_s": value for key, value in preset["front_end"].items()}),
         graph_limit=preset["graph"].get(gpu.architecture, preset["graph"]["limit"]),
         graph_stride=preset["graph"]["stride"],
+        fp32_router_from=preset.get("fp32_router", {}).get(gpu.architecture, 1),
         cuda_graph_bytes=0 if values["enforce_eager"] else round(preset["cuda_graph_gib"] * GIB),
         sources=sources,
         notes=tuple(notes),

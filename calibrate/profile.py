@@ -106,7 +106,7 @@ class Profile:
                 f"the profile of {self.gpu.id} was fitted to the layers of one model alone, on one GPU, and would only "
                 f"guess a {n} x {k} matrix; set cluster.profile: datasheet, or measure the GPU (servecast calibrate)"
             )
-        if "gemm" not in self.families:
+        if weights == "fp32" or "gemm" not in self.families:
             return self._datasheet.gemm_s(weights, rows, n, k)
         seconds: Floats = self.families["gemm"].seconds(weights, rows, n, k)
         return seconds
@@ -163,7 +163,8 @@ class Profile:
 
     def inside(self, family: str, *point: object) -> NDArray[np.bool_]:
         """See `Prices`."""
-        if family not in self.families or (family == "moe" and not self._has_experts(str(point[0]))):
+        unmeasured = point[0] == "fp32" if family == "gemm" else family == "moe" and not self._has_experts(str(point[0]))
+        if family not in self.families or unmeasured:
             return self._datasheet.inside(family, *point)
         if family == "collective":
             op, size, gpus = point
