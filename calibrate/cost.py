@@ -35,6 +35,8 @@ MANY_CHUNKS = 64
 """Prompt chunks in one step beyond which more of them fill the GPU no better."""
 MANY_KEYS = 16384.0
 """Cached tokens of a chunk from which making their keys takes time in proportion to them."""
+LONG_STEP = 512
+"""Tokens of a step from which the multipliers keep a GPU at its power limit; fewer tokens, less."""
 JOINT_ATTENTION = ("ampere", "ada", "blackwell-rtx")
 """GPU classes on which vLLM's attention is FlashAttention 2: one kernel takes the chunks and the decodes of a mixed
 step, see `calibrate.kernels.chunks.Riders`. FlashAttention 3 (Hopper) and FlashInfer (Blackwell) are priced as two
@@ -122,6 +124,15 @@ class CompiledCost:
                 return self.decode_base_s[decodes] + a, b, self.decode_floor_s[decodes], upto
         raise AssertionError("the last piece has no end")
 
+    def slowed(self, factor: float) -> CompiledCost:
+        """This cost with kernels of long steps `factor` times as long: clocks fall while the multipliers are busy."""
+        if factor == 1.0:
+            return self
+        tokens = range(len(self.tokens_s))
+        longer = [(1 + (factor - 1) * min(n / LONG_STEP, 1.0)) * s for n, s in zip(tokens, self.tokens_s, strict=True)]
+        prefill = tuple((layers, chunks.times(factor)) for layers, chunks in self.prefill)
+        return replace(self, tokens_s=longer, prefill=prefill)
+
 
 def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices) -> CompiledCost:
     """The cost of every step of `model` under `layout` that `engine` can run, at these prices.
@@ -167,7 +178,7 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
     riding = _riding(groups, prefill, prices.gpu)
     base = decode_times["tokens"][: engine.max_num_seqs + 1] + decode_times["samples"] + after
     decode_floor = floor + decode_launch[: engine.max_num_seqs + 1]
-    return CompiledCost(
+    cost = CompiledCost(
         tokens_s=times["tokens"].tolist(),
         samples_s=times["samples"].tolist(),
         after_s=after.tolist(),
@@ -188,6 +199,7 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
         prefill=tuple(prefill),
         provenance=_provenance(model, layout, engine, prices),
     )
+    return cost.slowed(prices.gpu.sustained_factor)
 
 
 def head_shapes(group: AttentionGroup) -> tuple[HeadShape, HeadShape]:
@@ -385,6 +397,7 @@ def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, price
         "model": model.name,
         "tp": layout.tp,
         "dtype": model.dtype,
+        "sustained_factor": prices.gpu.sustained_factor,
         "host": {**asdict(engine.host), **asdict(engine.front_end), "overlapped": engine.async_scheduling},
         "sources": {**(sources if isinstance(sources, dict) else {}), "host": f"engines.yaml, {engine.preset}"},
     }
