@@ -69,8 +69,8 @@ class EngineSpec:
     request), `preemption_skips_one` and `blank_blocks_first` (`engines.yaml` says what), `follows_checkpoint_kv` (KV
     cache dtype "auto" is the one that a quantised checkpoint has scales for) and `strict_pool_check` (at
     start-up one sequence of `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is
-    checked too). `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm. `fp32_router_from`: the
-    tokens from which a 32-bit router runs on the CUDA cores (None: never).
+    checked too). `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm.
+    `fp32_router_from`: the tokens from which a 32-bit router runs on the CUDA cores (None: never).
     """
 
     preset: str

@@ -61,9 +61,9 @@ def test_recorded_runs(tmp_path: Path) -> None:
     root = reference("reference", "llmservingsim").parent
     rows = {(r.gpu, r.layout): r for r in recorded.compare(root, tmp_path) if not isinstance(r, Uncovered)}
     for key, most in {
-        ("rtx-pro-6000", "the layers of this GPU and model"): {"TTFT": 0.04, "TPOT": 0.015, "E2E": 0.02},
-        ("rtx-pro-6000", "the shipped profile"): {"TTFT": 0.1, "TPOT": 0.045, "E2E": 0.06},
-        ("rtx-4090", "the layers of this GPU and model"): {"TTFT": 0.045, "TPOT": 0.02, "E2E": 0.04},
+        ("rtx-pro-6000", "the layers of this GPU and model"): {"TTFT": 0.07, "TPOT": 0.03, "E2E": 0.04},
+        ("rtx-pro-6000", "the shipped profile"): {"TTFT": 0.13, "TPOT": 0.055, "E2E": 0.075},
+        ("rtx-4090", "the layers of this GPU and model"): {"TTFT": 0.03, "TPOT": 0.02, "E2E": 0.025},
     }.items():
         for metric, limit in most.items():
             assert abs(rows[key].off(metric)) < limit, (key, metric)
@@ -72,7 +72,11 @@ def test_recorded_runs(tmp_path: Path) -> None:
 def test_what_users_ask_again(tmp_path: Path) -> None:
     """Without a prefix cache TTFT is 38 % too long, E2E 11 %."""
     root = reference("reference", "blis").parent
-    rows = [row for row in blis.compare(root, tmp_path) if isinstance(row, Row)]
+    every = [row for row in blis.compare(root, tmp_path) if isinstance(row, Row)]
+    assumed = errors([row for row in every if row.data == blis.EVALUATION], "E2E")
+    assert assumed
+    assert assumed.median < 0.05
+    rows = [row for row in every if row.data == blis.DATA]
     assert len(rows) == 18
     for metric, most in {"E2E": 0.055, "TTFT": 0.065, "ITL": 0.055}.items():
         found = errors(rows, metric)

@@ -24,7 +24,7 @@ INFERENCEX = 0.8  # lengths are uniform between this share of the nominal one an
 class Known:
     """How rows of one model, precision, system and, where it is named, version of the engine were run.
 
-    Sources: InferenceX's scripts (benchmarks/single_node/*.sh); MiniMax-M2.5's of 0.19 as vllm-project/recipes#321 has them.
+    Sources: InferenceX's scripts (benchmarks/single_node/*.sh); for MiniMax-M2.5 on 0.19 vllm-project/recipes#321.
     """
 
     model: str

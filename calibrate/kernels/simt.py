@@ -2,10 +2,11 @@
 MiniMax-M2's, on engines that have no kernel of their own for them. Knows no models or engines.
 
 A tile's way along k takes its time however few rows there are, and the multiplications come on top:
-`k x STEP_S + FLOPs / (SHARE x peak)`. From cuBLAS's times on GB200 for n = 256, k = 6144 and 1 to 1,024 rows (table of
-vllm-project/vllm#47973, Apache-2.0): off by 5 % at most from 32 rows on. On GB300, n = 128, k = 6144 (table of #55899) it
-is -0.5 % off at 4,096 rows and 14 % at 16,384; 1,024 rows and fewer are up to 4 times faster there, for so few columns
-are split along k. Between 2 and 16 rows cuBLAS picks kernels that differ by a factor of 4; the typical one is used.
+`k x STEP_S + FLOPs / (SHARE x peak)`. From cuBLAS's times on GB200 for n = 256, k = 6144 and 1 to 1,024 rows (table
+of vllm-project/vllm#47973, Apache-2.0): off by 8 % at most from 32 rows on. On GB300, n = 128, k = 6144 (table of
+#55899) it is -0.5 % off at 4,096 rows and 14 % at 16,384; 1,024 rows and fewer are up to 4 times faster there, for so
+few columns are split along k. Between 2 and 16 rows cuBLAS picks kernels that differ by a factor of 4; the typical
+one is used.
 STEP_S is taken to be alike on all GPUs: nobody published it for others.
 """
 
