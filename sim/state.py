@@ -52,7 +52,7 @@ class State:
     def __init__(self, kv: KVCache, by_priority: bool = False) -> None:
         self.kv = kv
         self.by_priority = by_priority
-        self.decodes = Decodes(kv.block_size)
+        self.decodes = Decodes(kv.block_size, kv.grows)
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.prefilling: dict[int, Request] = {}
@@ -66,10 +66,12 @@ class State:
         else:
             self.waiting.append(request)
 
-    def admit(self, batch: Batch, tokens: int, found: int) -> None:
+    def admit(self, batch: Batch, tokens: int, found: int = 0, reserve: int = 0) -> None:
         """Move the head of the queue into the batch with its first chunk of `tokens` prompt tokens, after the `found`
-        tokens that the lookup just made has found in the cache."""
+        tokens that the lookup just made has found in the cache. A cache that reserves gives it blocks for `reserve`
+        tokens."""
         request = self.waiting.popleft()
+        request.reserved_tokens = reserve
         if found:
             self.kv.claim(request)
             if request.ticket < 0:
