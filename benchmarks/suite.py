@@ -25,7 +25,7 @@ from servecast.scenario import Scenario
 from servecast.setup import Setup, set_up
 from sim.schedulers import SCHEDULERS
 from tests.reference import ROOT
-from tests.sim.oracle import Naive, Oracle
+from tests.sim.oracle import Naive, oracle
 
 BASE: dict[str, Any] = {
     "name": "benchmark",
@@ -129,7 +129,7 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     rows = zip(*(column.tolist() for column in columns), strict=True)
     naive = [Naive(i, *row) for i, row in enumerate(rows) if row[1] + row[3] <= engine.max_model_len]
     policy = SCHEDULERS[engine.scheduler]
-    oracle = Oracle(
+    naive_engine = oracle(
         policy(**{f.name: getattr(engine, f.name) for f in fields(policy)}),
         setup.cost,
         setup.memory.num_gpu_blocks,
@@ -137,7 +137,7 @@ def oracle_ratio(setup: Setup, n: int) -> float:
         engine.async_scheduling,
     )
     start = time.process_time()
-    oracle.run(naive)
+    naive_engine.run(naive)
     return (time.process_time() - start) / fast
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.schedulers.policy import Scheduler
 from sim.state import Batch, State, rank
 
 
 @dataclass(frozen=True, slots=True)
-class VllmV1:
+class VllmV1(Scheduler):
     """The options of vLLM's scheduler, by the names vLLM users type; tokens and sequences.
 
     Rules of a version: `long_prefill_alone_exempt`, and `preemption_skips_one`: by priority, when a running request
@@ -43,7 +44,7 @@ class VllmV1:
         decodes, kv = state.decodes, state.kv
         budget = self.max_num_batched_tokens - decodes.count
         chunk_limit = self._chunk_limit(state) if self.long_prefill_token_threshold else self.max_num_batched_tokens
-        demand = decodes.demand(state.step)
+        demand = decodes.demand(decodes.step)
         if budget < 0 or demand > kv.free:
             budget = self._running_in_order(state, batch, chunk_limit)
         elif state.prefilling:
@@ -60,7 +61,7 @@ class VllmV1:
         batch.decodes = decodes.count - len(batch.skipped)
         batch.kv_tokens = decodes.kv_tokens
         if batch.skipped:
-            batch.kv_tokens -= sum(r.kv_offset + state.step + 1 for r in batch.skipped)
+            batch.kv_tokens -= sum(r.kv_offset + decodes.step + 1 for r in batch.skipped)
         if state.waiting and not batch.preempted:
             self._admit(state, batch, budget, chunk_limit)
         return batch
@@ -103,7 +104,7 @@ class VllmV1:
 
         Returns the budget that is left.
         """
-        kv, step = state.kv, state.step
+        kv, step = state.kv, state.decodes.step
         size = kv.block_size
         budget = self.max_num_batched_tokens
         order = list(state.running.values())
