@@ -59,6 +59,8 @@ def unsimulated(model: ModelSpec) -> list[str]:
         )
     if model.recurrent:
         reasons.append("recurrent layers (Mamba, linear attention): their kernels and states are not simulated yet")
+    if model.left_out:
+        reasons.append(f"{model.left_out}: neither its weights nor its work are known")
     return reasons + sorted({q.storage.unpriced for q in model.quantized if q.storage.unpriced})
 
 
