@@ -80,9 +80,9 @@ def changes(
         if lower >= least:
             yield f"lower {option} to {lower}"
     fewer = replace(engine, max_num_seqs=FEWER)
-    if engine.max_num_seqs > FEWER and (length := longest_model_len(model, layout, gpu, fewer, logged)):
-        if length < engine.max_model_len:
-            yield f"lower max_num_seqs to {FEWER} and max_model_len to at most {length}"
+    length = longest_model_len(model, layout, gpu, fewer, logged) if engine.max_num_seqs > FEWER else 0
+    if 0 < length < engine.max_model_len:
+        yield f"lower max_num_seqs to {FEWER} and max_model_len to at most {length}"
     if not engine.kv_cache_dtype.startswith("fp8") and fits(engine=replace(engine, kv_cache_dtype="fp8")):
         yield "set kv_cache_dtype to fp8"
     larger = (replace(layout, tp=tp) for tp in range(layout.tp + 1, gpu.gpus_per_node + 1))

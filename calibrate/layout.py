@@ -71,12 +71,11 @@ def _more_clashes(model: ModelSpec, layout: Parallelism) -> list[str]:
             f"dp {layout.dp}: {over} GPUs (tp x dp) do not divide the experts' intermediate size {experts.inter}; "
             "lower it, or deal whole experts out with ep"
         )
-    if layout.dcp > 1:
-        shared = layout.tp if model.latent else layout.tp // model.kv_heads
-        if layout.tp % layout.dcp or layout.dcp > max(1, shared):
-            held = "latents lie" if model.latent else f"{model.kv_heads} KV heads do not lie"
-            most = f"at most {shared}" if shared > 1 else "none"
-            problems.append(f"dcp {layout.dcp}: {held} on several of {layout.tp} GPUs; possible: {most}")
+    shared = layout.tp if model.latent else max(1, layout.tp // model.kv_heads)  # GPUs that hold the same KV cache
+    if layout.tp % layout.dcp:
+        problems.append(f"dcp {layout.dcp} does not divide tp {layout.tp}")
+    elif layout.dcp > shared:
+        problems.append(f"dcp {layout.dcp}: only {shared} of {layout.tp} GPUs hold the same KV heads; at most {shared}")
     return problems
 
 

@@ -12,6 +12,7 @@ import click
 from servecast.errors import ServecastError, nearest, one_of
 
 if TYPE_CHECKING:
+    from calibrate.kvlayouts import LayoutUse
     from reports.memory.plan import Planned
 
 DEFAULT_PRESET = "vllm-0.32"
@@ -46,6 +47,12 @@ LAYOUT = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_pa
     show_default=True,
     help="Where that page goes.",
 )
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Compare layouts of the KV cache on the lengths of these requests: grown, reserved, paged.",
+)
+@click.option("--kv-budget", type=click.IntRange(1), help="With --trace: also keep at most so many tokens a sequence.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[--ENGINE-OPTION VALUE]...")
 def memory(
@@ -55,6 +62,8 @@ def memory(
     logged: tuple[str, ...],
     request: str | None,
     out: Path,
+    trace: Path | None,
+    kv_budget: int | None,
     as_json: bool,
     options: tuple[str, ...],
     **layout: Any,
@@ -74,16 +83,22 @@ def memory(
         layout[LAYOUT[name]] = given.pop(name)
     shape = request_shape(request) if request else None
     planned = draw_up(model, gpu, {"preset": preset, **given}, layout, logged_terms(logged))
+    uses = _layouts(planned, trace, kv_budget) if trace else []
     if as_json:
+        from dataclasses import asdict
+
         from reports.memory.plan import as_json as plain
 
-        click.echo(json.dumps(plain(planned), indent=2, allow_nan=False))
+        found = plain(planned) | ({"layouts": [asdict(use) for use in uses]} if trace else {})
+        click.echo(json.dumps(found, indent=2, allow_nan=False))
         return
     from rich.console import Console
 
-    from reports.memory.terminal import print_plan
+    from reports.memory.terminal import print_layouts, print_plan
 
     print_plan(planned, Console())
+    if trace:
+        print_layouts(uses, trace.name, Console())
     if shape:
         _draw(planned, *shape, out)
 
@@ -91,9 +106,7 @@ def memory(
 def _draw(planned: Planned, prompt: int, output: int, out: Path) -> None:
     """Write the page of a request's life, and say what it shows."""
     if planned.plan.refusal:
-        raise ServecastError(
-            "--request: the engine would not start, so no request has a life; see above what to change"
-        )
+        raise ServecastError("--request: the engine would not start, so no request runs; see above what to change")
     from calibrate.lifetime import request_life
     from reports.memory.page import life_html, sentences
 
@@ -106,6 +119,21 @@ def _draw(planned: Planned, prompt: int, output: int, out: Path) -> None:
     for sentence in sentences(life):
         click.echo(sentence)
     click.echo(f"A request of {prompt:,} + {output:,} tokens: {out}")
+
+
+def _layouts(planned: Planned, trace: Path, budget: int | None) -> list[LayoutUse]:
+    """The layouts on the requests of a trace file."""
+    from calibrate.kvlayouts import compare_layouts
+    from reports.memory.plan import plain
+    from workloads.readers import read_trace
+
+    if not plain(planned.plan):
+        raise ServecastError(f"--trace: {planned.model.name} has layers that do not keep every token; not compared yet")
+    if planned.plan.kv_bytes <= 0:
+        raise ServecastError("--trace: nothing is left for KV cache, so there is nothing to lay out")
+    requests = read_trace(trace)
+    lengths = (requests.prompt_tokens, requests.output_tokens, requests.max_tokens)
+    return compare_layouts(planned.plan, planned.model, *lengths, budget)
 
 
 def request_shape(text: str) -> tuple[int, int]:

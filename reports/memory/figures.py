@@ -79,13 +79,13 @@ def pool_use(planned: Planned, life: Life) -> go.Figure:
                                 (1, look.BLUE, "dash")):  # fmt: skip
         if count:
             name = f"{count:,} request{'s' if count > 1 else ''}"
+            held = [count * moment.blocks for moment in (life.moments[0], *life.moments)]
             figure.add_scatter(
-                x=[moment.tokens for moment in life.moments], y=[count * moment.blocks for moment in life.moments],
-                name=name, mode="lines", line={"color": colour, "dash": dash, "width": 2},
-                hovertemplate="%{y:,} blocks",
+                x=[0, *(moment.tokens for moment in life.moments)], y=held, name=name, mode="lines", line_shape="vh",
+                line={"color": colour, "dash": dash, "width": 2}, hovertemplate="%{y:,} blocks",
             )  # fmt: skip
     figure.add_hline(y=usable, line={"color": look.INK, "width": 1})
-    figure.add_annotation(x=1, xref="paper", y=usable, text="all blocks of the pool", showarrow=False, xanchor="right",
+    figure.add_annotation(x=0, xref="paper", y=usable, text="all blocks of the pool", showarrow=False, xanchor="left",
                           yanchor="bottom", font={"size": 11})  # fmt: skip
     figure.update_layout(
         hovermode="x unified",

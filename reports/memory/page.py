@@ -62,7 +62,7 @@ def sentences(life: Life) -> list[str]:
     if life.full_at is None:
         said.append(f"{held}. {more} the pool is full before all prompts are computed.")
     elif life.full_at < life.output:
-        said.append(f"{held}. {more} it is full when each has {life.full_at:,} output tokens: the next preempts one.")
+        said.append(f"{held}. {more} the pool is full when each has {life.full_at:,} output tokens: one is preempted.")
     else:
         said.append(f"{held}: as many as max_num_seqs allows; the KV pool would hold more.")
     return said

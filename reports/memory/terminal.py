@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from calibrate.hardware import GIB
+from calibrate.kvlayouts import LayoutUse
 from reports.memory import plan as words
 from reports.memory.plan import Planned
+from reports.words import percent, quantity
 
 BAR = 24
 """Characters of a bar as long as the GPU's memory."""
@@ -43,6 +47,20 @@ def print_plan(planned: Planned, console: Console) -> None:
             console.print(Text(f"  {line}", style="dim"), highlight=False, soft_wrap=True)
     for note in words.notes(planned):
         console.print(Text(note), highlight=False)
+
+
+def print_layouts(uses: Sequence[LayoutUse], name: str, console: Console) -> None:
+    """How the KV cache's memory is used by layout, on the requests of a trace."""
+    console.print()
+    console.print(Text(f"Layouts of the KV cache on {name}", style="bold"), highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("")
+    for column in ("held a request", "without tokens", "at once"):
+        table.add_column(column, justify="right")
+    for use in uses:
+        table.add_row(use.name, f"{use.held_tokens:,.0f} tokens", percent(use.waste), quantity(use.at_once))
+    console.print(table)
+    console.print(Text("Averages over the steps of all requests; holes that an allocator leaves are not counted."))
 
 
 def _table(planned: Planned) -> Table:

@@ -6,7 +6,7 @@ import pytest
 
 from calibrate.hardware import GIB
 from calibrate.kvgroups import kv_pool
-from calibrate.memory import plan_memory
+from calibrate.memory import Logged, plan_memory
 from tests.calibrate.helpers import parts
 from tests.calibrate.published_memory import ACTIVATIONS, DERIVED, Log, activation_gib
 
@@ -60,10 +60,35 @@ def test_concurrency_as_logged() -> None:
         ("llama-3-70b", "h100-sxm", 2, {"max_num_seqs": 256, "max_num_batched_tokens": 8192}, True),
         ("gpt-oss-120b", "h100-sxm", 1, {}, False),  # vllm-project/vllm#23278
         ("gpt-oss-120b", "h100-sxm", 1, {"gpu_memory_utilization": 0.95, "max_num_batched_tokens": 1024}, False),
-        ("gpt-oss-120b", "h100-sxm", 1, {"max_num_seqs": 256}, True),  # what our arithmetic says to change
-        ("llama-3.1-405b", "h100-sxm", 8, {"quantization": "fp8"}, False),  # at 131,072 tokens
+        # ... and what our arithmetic says to change
+        ("gpt-oss-120b", "h100-sxm", 1, {"max_num_seqs": 256, "max_model_len": 65_536}, True),
         ("mixtral-8x7b", "a10", 2, {}, False),
     ],
 )
 def test_whether_it_starts(model: str, gpu: str, tp: int, options: dict[str, object], starts: bool) -> None:
     assert (not plan_memory(*parts(model, gpu, tp, "vllm-0.10", **options)).refusal) == starts
+
+
+@pytest.mark.parametrize(
+    ("length", "chunked", "blocks", "concurrency"),
+    [(20_000, False, 1952, 1.56), (29_000, False, 1478, 0.82), (35_000, True, None, None), (45_000, True, None, None)],
+)
+def test_capacity_is_not_monotonic_in_the_length(
+    length: int, chunked: bool, blocks: int | None, concurrency: float | None
+) -> None:
+    """Llama-3.1-8B on an RTX 3090 starts with 20,000, 35,000 and 45,000 tokens but not with 29,000
+    (vllm-project/vllm#10517): there, chunked prefill was on above 32,768, and a step no longer had the whole length."""
+    budget = {"max_num_batched_tokens": 512} if chunked else {}
+    args = parts("llama-3.1-8b", "rtx-3090", 1, "vllm-0.15", max_model_len=length, max_num_seqs=4, dtype="half",
+                 enable_chunked_prefill=chunked, **budget)  # fmt: skip
+    plan = plan_memory(*args, Logged(weights=round(14.9888 * GIB), other=round(0.35 * GIB)))
+    assert bool(plan.refusal) == (length == 29_000)
+    if blocks is not None:
+        assert plan.num_gpu_blocks == pytest.approx(blocks, rel=0.004)
+        assert plan.max_concurrency == pytest.approx(concurrency, abs=0.006)
+
+
+def test_two_cards_hold_fourteen_times_the_tokens_of_one() -> None:
+    """Llama-3.1-70B in fp8: 12,830 blocks on two H100 (vLLM blog, 2025-02-17; utilisation not stated)."""
+    args = parts("llama-3.1-70b", "h100-sxm", 2, "vllm-0.10", quantization="fp8", max_model_len=4096)
+    assert plan_memory(*args).num_gpu_blocks == pytest.approx(12_830, rel=0.04)
