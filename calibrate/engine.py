@@ -26,7 +26,8 @@ WORDS = {
     "scheduling_policy": ("fcfs", "priority"),
     "cudagraph_mode": ("FULL_AND_PIECEWISE", "PIECEWISE", "FULL_DECODE_ONLY", "NONE"),
     "dtype": ("auto", "bfloat16", "half", "float16", "float", "float32"),
-    "kv_cache_dtype": ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    "kv_cache_dtype": ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head",
+                       "int4_per_token_head", "nvfp4"),
     "quantization": ("fp8", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt",
                      "modelopt_fp4", "mxfp4", "bitsandbytes", "fbgemm_fp8"),
 }  # fmt: skip

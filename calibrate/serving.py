@@ -9,6 +9,7 @@ from dataclasses import replace
 from calibrate.engine import EngineSpec
 from calibrate.model import ModelSpec
 from calibrate.models import quantize
+from calibrate.storage import KV_FORMATS
 from servecast.errors import ServecastError, one_of
 
 DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
@@ -57,6 +58,12 @@ def unsimulated(model: ModelSpec) -> list[str]:
             f"{'chunked' if windows[0].chunked else 'sliding-window'} attention: its KV cache is not simulated yet. "
             f"With max_model_len at most {sizes} all tokens see each other, and the model can be run"
         )
+    if model.recurrent:
+        reasons.append("recurrent layers (Mamba, linear attention): their kernels and states are not simulated yet")
+    if model.kv_dtype not in ("", "fp8"):
+        reasons.append(f"a KV cache in {model.kv_dtype}: no table holds the kernels that read it")
+    if model.left_out:
+        reasons.append(f"{model.left_out}: neither its weights nor its work are known")
     return reasons + sorted({q.storage.unpriced for q in model.quantized if q.storage.unpriced})
 
 
@@ -67,6 +74,8 @@ def check_simulated(model: ModelSpec) -> None:
 
 
 def _kv_dtype(model: ModelSpec, engine: EngineSpec) -> str:
+    if engine.kv_cache_dtype in KV_FORMATS:
+        return engine.kv_cache_dtype
     if engine.kv_cache_dtype.startswith("fp8"):
         return "fp8"
     follows = engine.kv_cache_dtype == "auto" and engine.follows_checkpoint_kv

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from calibrate.cost import CompiledCost, compile_cost
 from calibrate.engine import MODELLED, EngineSpec, resolve_engine
+from calibrate.fixes import require_fit
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.layout import Parallelism, check_layout
-from calibrate.memory import MemoryPlan, plan_memory
+from calibrate.memory import Logged, MemoryPlan
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
 from calibrate.prices import Prices
@@ -97,7 +98,8 @@ def set_up(scenario: Scenario) -> Setup:
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
         if model and engine and not wrong:
-            memory = ask(lambda: keyed("engine", lambda: plan_memory(model, layout, gpu, engine)))
+            logged = Logged(**dict(scenario.memory))
+            memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
             if prices:
                 cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
     requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
@@ -142,4 +144,7 @@ def _profile(scenario: Scenario) -> Path | str | None:
 
 def memory_facts(plan: MemoryPlan) -> dict[str, Any]:
     """The memory plan as plain numbers, for the manifest."""
-    return asdict(plan) | {"kv_tokens": plan.kv_tokens}
+    names = ("visible_bytes", "budget_bytes", "weight_bytes", "activation_bytes", "cuda_graph_bytes",
+             "communication_bytes", "non_torch_bytes", "kv_bytes", "kv_bytes_per_token", "block_size", "num_gpu_blocks",
+             "max_concurrency", "overridden", "kv_tokens")  # fmt: skip
+    return {name: getattr(plan, name) for name in names}
