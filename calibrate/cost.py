@@ -41,6 +41,10 @@ step, see `calibrate.kernels.chunks.Riders`. FlashAttention 3 (Hopper) and Flash
 kernels; nobody published mixed points of theirs."""
 
 
+Line = tuple[float, float, float, float]
+"""(a, b, floor, upto): the larger of `floor` and `a + b * tokens` seconds, for up to `upto` tokens."""
+
+
 class StepCost(Protocol):
     """Prices steps. Implementations are deterministic and keep no state that a call changes."""
 
@@ -48,16 +52,24 @@ class StepCost(Protocol):
     def provenance(self) -> Mapping[str, object]:
         """Where the prices come from, for the manifest."""
 
-    def step_s(self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int) -> float:
+    def step_s(
+        self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int, seen: Sequence[int] = ()
+    ) -> float:
         """Seconds of one step.
 
         `chunks` are the prefill chunks as (new tokens, tokens already in KV), `decodes` the sequences that decode one
-        token each, `kv_tokens` the sum over those of their tokens in KV before the step.
+        token each, `kv_tokens` the sum over those of their tokens in KV before the step, `seen` the same of those that
+        the layers of each of the model's windows read.
         """
 
-    def decode_line(self, decodes: int, kv_tokens: int) -> tuple[float, float, float, float] | None:
+    def decode_line(self, decodes: int, kv_tokens: int) -> Line | None:
         """(a, b, floor, upto) with `step_s((), decodes, kv) == max(floor, a + b * kv)` bit for bit for all `kv` from
-        `kv_tokens` to `upto`, or None if no such."""
+        `kv_tokens` to `upto`, or None if no such. Of a model with windows, what the others do not take: see
+        `window_lines`."""
+
+    def window_lines(self, decodes: int, seen: Sequence[int]) -> Sequence[Line]:
+        """What the layers of each window take besides, as lines in the tokens that they read, from `seen` on: a step
+        without chunks is the sum of all lines, in this order, or the floor of `decode_line`."""
 
 
 @dataclass(frozen=True, slots=True)
