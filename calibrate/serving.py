@@ -57,6 +57,8 @@ def unsimulated(model: ModelSpec) -> list[str]:
             f"{'chunked' if windows[0].chunked else 'sliding-window'} attention: its KV cache is not simulated yet. "
             f"With max_model_len at most {sizes} all tokens see each other, and the model can be run"
         )
+    if model.recurrent:
+        reasons.append("recurrent layers (Mamba, linear attention): their kernels and states are not simulated yet")
     return reasons + sorted({q.storage.unpriced for q in model.quantized if q.storage.unpriced})
 
 

@@ -6,6 +6,7 @@ Knows matrices, not models: which of a model's projections lie how is said by `M
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -44,6 +45,19 @@ FORMATS = {
     "mxfp4": Storage("mxfp4", 4, scale_bytes=1, rows=1, columns=32),
 }
 """Formats by the name that the catalogue gives them; scales are fp32, of the 4-bit floats 8 bits."""
+
+KV_FORMATS: dict[str, Callable[[int], int]] = {
+    "bf16": lambda n: 2 * n,
+    "fp16": lambda n: 2 * n,
+    "fp32": lambda n: 4 * n,
+    "fp8": lambda n: n,
+    "nvfp4": lambda n: n // 2 + n // 16,  # an 8-bit scale for 16 elements
+    "int8_per_token_head": lambda n: n + 4,  # an fp32 scale
+    "fp8_per_token_head": lambda n: n + 4,
+    "int4_per_token_head": lambda n: n // 2 + 4,
+}
+"""Format of the KV cache -> bytes of a vector of n elements: one head's key or value, or a cached latent
+(vllm/v1/kv_cache_interface.py, `customize_spec` of the attention backends)."""
 
 WIDE_INT8 = "8-bit weights with 16-bit activations, whose kernels nobody's table holds"
 BITSANDBYTES = "bitsandbytes weights, whose kernels nobody's table holds"
