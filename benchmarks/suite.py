@@ -25,7 +25,7 @@ from servecast.scenario import Scenario
 from servecast.setup import Setup, set_up
 from sim.schedulers import scheduler_of
 from tests.reference import ROOT
-from tests.sim.oracle import Naive, Oracle
+from tests.sim.oracle import Naive, oracle
 
 BASE: dict[str, Any] = {
     "name": "benchmark",
@@ -128,7 +128,7 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     columns = few.arrival_s, few.prompt_tokens, few.output_tokens, few.max_tokens
     rows = zip(*(column.tolist() for column in columns), strict=True)
     naive = [Naive(i, *row) for i, row in enumerate(rows) if row[1] + row[3] <= engine.max_model_len]
-    oracle = Oracle(
+    naive_engine = oracle(
         scheduler_of(engine),
         setup.cost,
         setup.memory.num_gpu_blocks,
@@ -136,7 +136,7 @@ def oracle_ratio(setup: Setup, n: int) -> float:
         engine.async_scheduling,
     )
     start = time.process_time()
-    oracle.run(naive)
+    naive_engine.run(naive)
     return (time.process_time() - start) / fast
 
 

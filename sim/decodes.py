@@ -1,7 +1,8 @@
 """The decoding requests of one replica as aggregates, so that a decode step costs the same whatever the batch.
 
 Every decoding request gains one KV token in every step, so it needs a new block in every `block_size`-th step: a
-histogram of those phases gives the block demand of any step in O(1). Steps are counted per replica, from 0.
+histogram of those phases gives the block demand of any step in O(1). All steps here are decode steps of the replica,
+counted from 0: a step of the engine in which everybody pauses is none, and shifts nothing.
 """
 
 from __future__ import annotations
@@ -12,22 +13,28 @@ from sim.request import Request
 
 
 class Decodes:
-    """Counts over the decoding requests, as they stand before the next step.
+    """Counts over the decoding requests, as they stand before decode step `step`.
 
     `count` requests, `kv_tokens` tokens in KV over all of them; `finishing[step]` the requests whose last token that
     step yields (prefills that yield their only token included); `next_finish` a step before which none does, or -1.
     """
 
-    __slots__ = ("_finish_steps", "block_size", "count", "finishing", "kv_tokens", "next_finish", "phases")
+    __slots__ = ("_finish_steps", "block_size", "count", "finishing", "kv_tokens", "next_finish", "phases", "step")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.step = 0
         self.count = 0
         self.kv_tokens = 0
         self.phases = [0] * block_size  # phases[p]: requests that need a block in every step j with j % block_size == p
         self.finishing: dict[int, list[Request]] = {}
         self.next_finish = -1
         self._finish_steps: list[int] = []  # a heap; may hold steps whose requests are gone
+
+    def advance(self, steps: int) -> None:
+        """Every request has decoded `steps` tokens."""
+        self.step += steps
+        self.kv_tokens += steps * self.count
 
     def will_finish(self, request: Request, step: int) -> None:
         """`request` yields its last token in `step`."""

@@ -17,17 +17,18 @@ class Batch:
     """The work of one engine step.
 
     `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
-    decode one token each, over `kv_tokens` tokens in KV before the step. `skipped`: decoding requests left out;
-    `preempted`: requests that lost their KV to this plan. An empty batch is no step: who is left out of it stays as
-    he was.
+    decode one token each, over `kv_tokens` tokens in KV before the step. `paused`: none of those that decode are in it
+    (their number is then 0 here). `skipped`: single decoding requests left out; `preempted`: requests that lost their
+    KV to this plan. An empty batch is no step: who is left out of it stays as he was.
     """
 
-    __slots__ = ("chunks", "decodes", "kv_tokens", "preempted", "skipped")
+    __slots__ = ("chunks", "decodes", "kv_tokens", "paused", "preempted", "skipped")
 
     def __init__(self) -> None:
         self.chunks: list[tuple[Request, int, int]] = []
         self.decodes = 0
         self.kv_tokens = 0
+        self.paused = False
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
 
@@ -104,9 +105,9 @@ class State:
         request.preemptions += 1
         if request.decoding:
             decodes, more = self.decodes, int(planned)
-            decodes.leave(request, self.step)
-            if request.finish_step >= self.step:
-                request.emitted = request.output_tokens - (request.finish_step - self.step + 1)
+            decodes.leave(request, decodes.step)
+            if request.finish_step >= decodes.step:
+                request.emitted = request.output_tokens - (request.finish_step - decodes.step + 1)
                 decodes.give_up(request)
         else:
             self.prefilling.pop(ticket, None)

@@ -43,7 +43,7 @@ class VllmV1:
         decodes, kv = state.decodes, state.kv
         budget = self.max_num_batched_tokens - decodes.count
         chunk_limit = self._chunk_limit(state) if self.long_prefill_token_threshold else self.max_num_batched_tokens
-        demand = decodes.demand(state.step)
+        demand = decodes.demand(decodes.step)
         if budget < 0 or demand > kv.free:
             budget = self._running_in_order(state, batch, chunk_limit)
         elif state.prefilling:
@@ -60,7 +60,7 @@ class VllmV1:
         batch.decodes = decodes.count - len(batch.skipped)
         batch.kv_tokens = decodes.kv_tokens
         if batch.skipped:
-            batch.kv_tokens -= sum(r.kv_offset + state.step + 1 for r in batch.skipped)
+            batch.kv_tokens -= sum(r.kv_offset + decodes.step + 1 for r in batch.skipped)
         if state.waiting and not batch.preempted:
             self._admit(state, batch, budget, chunk_limit)
         return batch
@@ -103,7 +103,7 @@ class VllmV1:
 
         Returns the budget that is left.
         """
-        kv, step = state.kv, state.step
+        kv, step = state.kv, state.decodes.step
         size = kv.block_size
         budget = self.max_num_batched_tokens
         order = list(state.running.values())
