@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from calibrate.engine import EngineSpec
 from calibrate.hardware import GIB, Gpu
+from calibrate.kvgroups import KVPool, kv_pool
 from calibrate.layout import Parallelism, check_layout
 from calibrate.model import ModelSpec
 from calibrate.serving import check_simulated, served
@@ -45,8 +46,7 @@ class MemoryPlan:
     communication_bytes: int
     non_torch_bytes: int
     kv_bytes: int
-    kv_bytes_per_token: int
-    block_size: int
+    pool: KVPool
     num_gpu_blocks: int
     max_concurrency: float
     overridden: bool
@@ -59,13 +59,23 @@ class MemoryPlan:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that requests can hold in KV."""
-        return self.usable_blocks * self.block_size
+        """Tokens that requests can hold in KV, in every layer; behind windows they may be more."""
+        return self.usable_blocks // len(self.pool.groups) * self.block_size
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one KV block."""
+        return self.pool.block_size
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV block on this rank."""
-        return self.kv_bytes_per_token * self.block_size
+        return self.pool.block_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one KV block by its tokens."""
+        return self.block_bytes // self.block_size
 
 
 def plan_memory(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineSpec) -> MemoryPlan:
@@ -76,9 +86,9 @@ def plan_memory(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineS
     weights = model.weight_bytes(layout.tp)
     overhead = _overhead_bytes(model, layout, engine)
     budget = _budget_bytes(gpu, engine, weights + overhead)
-    per_token = model.kv_bytes_per_token(layout.tp)
-    block_bytes = per_token * engine.block_size
-    length_blocks = -(-engine.max_model_len // engine.block_size)
+    pool = kv_pool(model, engine, layout.tp)
+    block_bytes = pool.block_bytes
+    length_blocks = pool.blocks(engine.max_model_len)
     least_blocks = length_blocks + engine.strict_pool_check
     available = budget - weights - (0 if engine.memory_rule == "static" else overhead)
     override = engine.num_gpu_blocks_override
@@ -99,7 +109,7 @@ def plan_memory(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineS
         raise ServecastError(
             f"engine.num_gpu_blocks_override {override} is below the {least_blocks} blocks that one sequence of "
             f"max_model_len {engine.max_model_len} needs (with the null block): {engine.preset} refuses to start; "
-            f"raise it, or lower max_model_len to {(override - 1) * engine.block_size}"
+            f"raise it, or lower max_model_len to {pool.longest(override - 1, engine.max_model_len)}"
         )
     if problem:
         share, of = engine.name_of("gpu_memory_utilization"), " of what is free" * (engine.memory_rule == "free")
@@ -117,8 +127,7 @@ def plan_memory(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineS
         communication_bytes=_communication_bytes(layout),
         non_torch_bytes=NON_TORCH_BYTES,
         kv_bytes=available if override is None else override * block_bytes,
-        kv_bytes_per_token=per_token,
-        block_size=engine.block_size,
+        pool=pool,
         num_gpu_blocks=blocks,
         max_concurrency=blocks / length_blocks,
         overridden=override is not None,
@@ -165,12 +174,13 @@ def _fixes(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineSpec, 
     """Which flag to change, with the value that would do."""
     if engine.num_gpu_blocks_override is not None:
         room = (gpu.visible_bytes - model.weight_bytes(layout.tp) - _overhead_bytes(model, layout, engine)) // (
-            model.kv_bytes_per_token(layout.tp) * engine.block_size
+            kv_pool(model, engine, layout.tp).block_bytes
         )
         return f"Lower it to at most {room} blocks (they are per engine, never times tp)" if room > 1 else "Raise tp"
     fixes = []
-    if (usable := blocks - engine.strict_pool_check) > 0:
-        fixes.append(f"lower {engine.name_of('max_model_len')} to at most {usable * engine.block_size}")
+    pool = kv_pool(model, engine, layout.tp)
+    if longest := pool.longest(blocks - engine.strict_pool_check, engine.max_model_len):
+        fixes.append(f"lower {engine.name_of('max_model_len')} to at most {longest}")
     # not above 0.97: what the driver and other processes hold is outside the engine's share
     if (share := math.ceil(100 * _needed_bytes(model, layout, engine) / gpu.visible_bytes) / 100) <= 0.97:
         fixes.append(f"raise {engine.name_of('gpu_memory_utilization')} to {share:g}")
@@ -188,8 +198,8 @@ def _holds(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineSpec) 
 
 def _needed_bytes(model: ModelSpec, layout: Parallelism, engine: EngineSpec) -> int:
     """Weights, overhead and the KV cache that one sequence of `max_model_len` must find at start-up."""
-    blocks = -(-engine.max_model_len // engine.block_size) + engine.strict_pool_check
-    kv_bytes = blocks * engine.block_size * model.kv_bytes_per_token(layout.tp)
+    pool = kv_pool(model, engine, layout.tp)
+    kv_bytes = (pool.blocks(engine.max_model_len) + engine.strict_pool_check) * pool.block_bytes
     return model.weight_bytes(layout.tp) + _overhead_bytes(model, layout, engine) + kv_bytes
 
 

@@ -17,7 +17,7 @@ from calibrate.models import load_model
 from calibrate.options import nested
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
-from calibrate.serving import served
+from calibrate.serving import check_windows, served
 from servecast.errors import ServecastError
 from servecast.keyed import keyed
 from servecast.profiles import DATASHEET, prices_of
@@ -97,6 +97,7 @@ def set_up(scenario: Scenario) -> Setup:
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
         if model and engine and not wrong:
+            ask(lambda: check_windows(model, engine))
             memory = ask(lambda: keyed("engine", lambda: plan_memory(model, layout, gpu, engine)))
             if prices:
                 cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
@@ -147,4 +148,5 @@ def _profile(scenario: Scenario) -> Path | str | None:
 
 def memory_facts(plan: MemoryPlan) -> dict[str, Any]:
     """The memory plan as plain numbers, for the manifest."""
-    return asdict(plan) | {"kv_tokens": plan.kv_tokens}
+    derived = ("kv_tokens", "kv_bytes_per_token", "block_size")
+    return asdict(plan) | {name: getattr(plan, name) for name in derived}

@@ -41,6 +41,14 @@ def resolve(
     _batch_defaults(chosen, gpu, preset)
     if problems := _startup_checks(values, preset, model):
         raise ServecastError(*problems)
+    if any(window.size < values["max_model_len"] for window in model.windows) and values["enable_prefix_caching"]:
+        if chosen.sources["enable_prefix_caching"] == "user":
+            raise ServecastError(
+                f"engine.enable_prefix_caching: a prefix cache of layers with windows, as {model.name} has them, is not "
+                "simulated yet; set it to false"
+            )
+        values["enable_prefix_caching"] = False
+        chosen.sources["enable_prefix_caching"] = "off: not simulated for models with windows"
     eager = values["enforce_eager"]
     return {name: values[name] for name in SAME} | {
         "policy": {name: values[name] for name in POLICY} | {name: preset[name] for name in RULES},
