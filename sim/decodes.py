@@ -1,7 +1,8 @@
 """The decoding requests of one replica as aggregates, so that a decode step costs the same whatever the batch.
 
 Every decoding request gains one KV token in every step, so it needs a new block in every `block_size`-th step: a
-histogram of those phases gives the block demand of any step in O(1). Steps are counted per replica, from 0.
+histogram of those phases gives the block demand of any step in O(1). All steps here are decode steps of the replica,
+counted from 0: a step of the engine in which everybody pauses is none, and shifts nothing.
 """
 
 from __future__ import annotations
@@ -12,22 +13,28 @@ from sim.request import Request
 
 
 class Decodes:
-    """Counts over the decoding requests, as they stand before the next step.
+    """Counts over the decoding requests, as they stand before decode step `step`.
 
     `count` requests, `kv_tokens` tokens in KV over all of them; `finishing[step]` the requests whose last token that
     step yields (prefills that yield their only token included); `next_finish` a step before which none does, or -1.
     """
 
-    __slots__ = ("_finish_steps", "block_size", "count", "finishing", "kv_tokens", "next_finish", "phases")
+    __slots__ = ("_finish_steps", "block_size", "count", "finishing", "kv_tokens", "next_finish", "phases", "step")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.step = 0
         self.count = 0
         self.kv_tokens = 0
         self.phases = [0] * block_size  # phases[p]: requests that need a block in every step j with j % block_size == p
         self.finishing: dict[int, list[Request]] = {}
         self.next_finish = -1
         self._finish_steps: list[int] = []  # a heap; may hold steps whose requests are gone
+
+    def advance(self, steps: int) -> None:
+        """Every request has decoded `steps` tokens."""
+        self.step += steps
+        self.kv_tokens += steps * self.count
 
     def will_finish(self, request: Request, step: int) -> None:
         """`request` yields its last token in `step`."""
@@ -59,29 +66,32 @@ class Decodes:
         self.count += 1
         self.kv_tokens += request.computed
 
-    def leave(self, request: Request, step: int) -> None:
-        """`request` decodes no more from `step` on; its `computed` is true again."""
+    def leave(self, request: Request, step: int, planned: bool = False) -> None:
+        """`request` decodes no more from `step` on; its `computed` is true again. `planned`: one more step has been
+        planned with it, in vain."""
         offset = request.kv_offset
         request.decoding = False
         request.computed = step + offset
         self.phases[-offset % self.block_size] -= 1
         self.count -= 1
         self.kv_tokens -= request.computed
+        request.computed += planned
 
     def give_up(self, request: Request) -> None:
         """Forget when `request` would have finished (it was preempted)."""
         self.finishing[request.finish_step].remove(request)
 
     def skip(self, request: Request, step: int) -> None:
-        """`request` is left out of `step`: everything it does comes one step later.
-
-        Its KV tokens stay what they are over that step: who adds one for every request must leave it out.
-        """
+        """`request` is left out of `step`: everything it does comes one step later. See `left_out`."""
         self.leave(request, step)
         self.join(request, step + 1)
         if request.finish_step >= step:
             self.give_up(request)
             self.will_finish(request, request.finish_step + 1)
+
+    def left_out(self, requests: list[Request]) -> None:
+        """`requests` were left out of the last step that all others have decoded in."""
+        self.kv_tokens -= sum(request.decoding for request in requests)
 
     def demand(self, step: int) -> int:
         """Blocks that the decodes of `step` need."""
@@ -96,8 +106,9 @@ class Decodes:
             total += phases[j % size]
         return total
 
-    def steps_within(self, step: int, blocks: int, limit: int) -> int:
-        """How many steps from `step` on, at most `limit`, need no more than `blocks` blocks together."""
+    def steps_within(self, step: int, blocks: int, limit: int, waiting: bool) -> int:
+        """How many steps from `step` on, at most `limit`, need no more than `blocks` blocks together, and let no request
+        of those that are `waiting` come to fit."""
         size = self.block_size
         if (limit // size + 1) * self.count <= blocks:
             return limit

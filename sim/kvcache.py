@@ -21,6 +21,9 @@ class KVCache:
 
     __slots__ = ("block_size", "free", "usable")
 
+    tables = 1
+    """Block tables of a sequence: each takes a block where the sequence grows into one."""
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.usable = num_blocks - 1
@@ -29,6 +32,22 @@ class KVCache:
     def blocks(self, tokens: int) -> int:
         """Blocks that `tokens` tokens of one sequence occupy."""
         return -(-tokens // self.block_size)
+
+    def needed(self, before: int, after: int) -> int:
+        """Blocks that a sequence needs for `after` tokens besides those of its first `before`."""
+        size = self.block_size
+        return -(-after // size) + (-before // size)
+
+    def reserved(self, found: int, last: int) -> int:
+        """Blocks that must be free to admit a request up to `last` of its tokens, of which `found` were found."""
+        return self.needed(found, last)
+
+    def fits(self, request: Request) -> bool:
+        """Whether a request can be served at all."""
+        return self.blocks(request.prompt_tokens + request.output_tokens - 1) <= self.usable
+
+    def slide(self, request: Request, tokens: int) -> None:
+        """Nothing is given back before the request is."""
 
     def lookup(self, request: Request) -> tuple[int, int]:
         """What a waiting request would find: tokens, in full blocks, and how many of these blocks count as free."""

@@ -95,13 +95,13 @@ def tpot_s(requests: Mapping[str, Floats]) -> Floats:
         return np.where(gaps > 0, (requests["finish_s"] - requests["first_token_s"]) / gaps, np.nan)
 
 
-def itl(steps: Sequence[Mapping[str, Floats]], long_gaps: Floats) -> Distribution:
-    """Time between consecutive tokens, over all requests, from the step log (in pieces): rows, and `long_gaps` that
-    span several steps."""
+def itl(steps: Sequence[Mapping[str, Floats]], long_gaps: Mapping[str, Floats]) -> Distribution:
+    """Time between consecutive tokens, over all requests, from the step log (in pieces): rows, and the log of the gaps
+    that span several steps."""
     total = sum(int(log["steps"][log["gaps"] > 0].sum()) for log in steps)
     parts = [_gaps(log, total) for log in steps]
-    values = np.concatenate([*(value for value, _ in parts), long_gaps])
-    weights = np.concatenate([*(weight for _, weight in parts), np.ones(len(long_gaps))])
+    values = np.concatenate([*(value for value, _ in parts), long_gaps["gap_s"]])
+    weights = np.concatenate([*(weight for _, weight in parts), long_gaps["tokens"]])
     del parts  # a long log fills memory here
     return Distribution.of(values, weights)
 

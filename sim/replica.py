@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 from simpy import Event
 
 from sim.clock import At, Clock
+from sim.gaps import Gaps
+from sim.quiet import quiet_run, quiet_run_of_windows
 from sim.request import Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from calibrate.cost import StepCost
 
 _NOBODY: list[Request] = []
-LONG_RUN = 32
-"""Steps from which numpy computes a run's ends faster than a loop; both give the same sums, bit for bit."""
 
 
 class Replica:
@@ -58,7 +57,8 @@ class Replica:
         self._log = log
         self._on_finish = on_finish
         self._max_model_len = max_model_len
-        self._always_fits = min(max_model_len, state.kv.usable * state.kv.block_size)  # tokens of one request
+        kv = state.kv
+        self._always_fits = min(max_model_len, kv.usable // kv.tables * kv.block_size)  # tokens of one request
         self._async = asynchronous
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
@@ -66,7 +66,7 @@ class Replica:
         self._waiting = 0  # requests in the queue once the run in progress was planned
         self.lost_preemptions = 0
         """By plans that left nothing to compute, and so have no row in the log: they go into the next one."""
-        self._lagging: list[Request] = []  # decoding requests that the previous step left out
+        self.gaps = Gaps(log)
         self.batch: Batch | None = None
         """The plan of the run in progress; None while idle."""
         self._start_s = 0.0
@@ -127,7 +127,9 @@ class Replica:
         if not request.decoding:
             return request.emitted
         assert self.batch is not None
-        next_step = self.state.step + done + (request in self.batch.skipped)
+        if self.batch.paused:
+            done = 0
+        next_step = self.state.decodes.step + done + (request in self.batch.skipped)
         return request.output_tokens - (request.finish_step - next_step + 1)
 
     def start_run(self, now: float) -> bool:
@@ -141,14 +143,16 @@ class Replica:
         self._left_out(batch)
         while batch.empty and (single or batch.preempted):  # an empty step takes no time
             lost += batch.preempted
+            if state.windows is not None:
+                state.land()
             batch = self._scheduler.plan(state)
             self._left_out(batch)
             single = False
         batch.preempted[:0] = lost
-        if batch.preempted or batch.skipped:
-            self._mark_gaps(batch, now)
+        single = single or self.gaps.open
+        if batch.preempted or batch.skipped or batch.paused:
+            self.gaps.begin(batch, now)
             single = True
-        single = single or bool(self._lagging)  # a token that ends a long gap is a row of its own
         decodes = batch.decodes
         if batch.chunks:
             chunks = []
@@ -168,10 +172,14 @@ class Replica:
         self._start_s = now
         self._waiting = len(state.waiting)
         if line is None:
-            self._ends_s = (now + self._cost.step_s(chunks, decodes, batch.kv_tokens),)
+            self._ends_s = (now + self._cost.step_s(chunks, decodes, batch.kv_tokens, batch.seen),)
             self._interruptible = False
         else:
-            self._ends_s = self._quiet_run(batch, now, line)
+            if batch.seen:
+                lines = (line, *self._cost.window_lines(decodes, batch.seen))
+                self._ends_s = quiet_run_of_windows(state, batch, now, lines)
+            else:
+                self._ends_s = quiet_run(state, batch, now, line)
             self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(state)
         return True
 
@@ -184,24 +192,26 @@ class Replica:
         blocks = kv.usable - kv.free
         blocks_end = blocks
         if steps > 1:
-            more = decodes.demand_over(first_step + 1, steps - 1)
+            more = decodes.demand_over(decodes.step + 1, steps - 1)
             kv.free -= more
             blocks_end += more
-        state.step = next_step = first_step + steps
-        decodes.kv_tokens += steps * decodes.count
+        state.step = first_step + steps
         gaps = batch.decodes
         if self._surplus:
             gaps -= self._surplus
             self._surplus = 0
         output_tokens = gaps * steps
-        if batch.skipped or self._lagging:
-            gaps -= self._catch_up_skipped(batch, now)
+        if not batch.paused:
+            decodes.advance(steps)
+            if batch.skipped or self.gaps.open:
+                decodes.left_out(batch.skipped)
+                gaps = self.gaps.end(batch, now, gaps)
         prefill_tokens = 0
         for request, tokens, _ in chunks:
             prefill_tokens += tokens
             if request.computed == request.target:
                 output_tokens += not request.over
-                self._first_token(request, now, first_step)
+                self._first_token(request, now, batch)
         rows = self._log.steps
         rows.extend(
             rows.pack(
@@ -225,15 +235,17 @@ class Replica:
             )
         )
         self.lost_preemptions = 0
-        finished = decodes.finished(next_step - 1) if decodes.next_finish == next_step - 1 else _NOBODY
+        last = decodes.step - 1
+        finished = decodes.finished(last) if decodes.next_finish == last else _NOBODY
         for request in finished:
             if not request.over:
                 request.finish_s = now
+                request.last_step = state.step - 1
                 request.outcome = LENGTH if request.output_tokens == request.max_tokens else STOP
             # A request that reaches its cap is known to end and not planned again; one that stops before it is, if the
             # next plan was made before the stop was seen.
             if request.decoding and not (self._async and request.output_tokens < request.max_tokens):
-                decodes.leave(request, next_step)
+                decodes.leave(request, decodes.step)
         if self._async:
             self._ended += finished
         else:
@@ -275,30 +287,6 @@ class Replica:
             self._ends_s = self._ends_s[: last + 1]
             self._wake = self._clock.call_at(self._ends_s[-1], self._on_wake)
 
-    def _quiet_run(self, batch: Batch, now: float, line: tuple[float, float, float, float]) -> Sequence[float]:
-        """Ends of the steps until something can change: a finish, a block that is not there, the line of the cost."""
-        state, (base, slope, floor, upto) = self.state, line
-        steps = state.decodes.next_finish - state.step + 1
-        if steps > 1:
-            steps = 1 + state.decodes.steps_within(state.step + 1, state.kv.free, steps - 1)
-        decodes, kv_tokens = batch.decodes, batch.kv_tokens
-        if kv_tokens + (steps - 1) * decodes > upto:
-            steps = int((upto - kv_tokens) / decodes) + 1
-        if floor > base + slope * kv_tokens and slope > 0.0:  # one straight line a row: stop where the floor ends
-            steps = min(steps, int(((floor - base) / slope - kv_tokens) / decodes) + 1)
-        if steps < LONG_RUN:
-            ends = []
-            for _ in range(steps):
-                duration = base + slope * kv_tokens
-                now += duration if duration > floor else floor
-                ends.append(now)
-                kv_tokens += decodes
-            return ends
-        durations = np.maximum(floor, base + slope * (kv_tokens + decodes * np.arange(steps)))
-        durations[0] += now
-        long_ends: list[float] = np.add.accumulate(durations).tolist()
-        return long_ends
-
     def _catch_up(self, batch: Batch) -> bool:
         """After an asynchronous plan: release what ended and let in what arrived. True if the next plan may differ."""
         state, ended, incoming = self.state, self._ended, self._incoming
@@ -311,10 +299,9 @@ class Replica:
                 continue  # preempted by this very plan
             if request.decoding:
                 skipped = request in batch.skipped
-                state.decodes.leave(request, state.step + (skipped and not batch.empty))
-                if not skipped:
-                    surplus += 1
-                    request.computed += 1
+                in_batch = not skipped and not batch.paused
+                state.decodes.leave(request, state.decodes.step + (skipped and not batch.empty), in_batch)
+                surplus += in_batch
         released = bool(ended)
         if self._cancelled:
             surplus += self._drop_cancelled(batch)
@@ -345,11 +332,11 @@ class Replica:
                         queue.remove(request)
                 continue
             if request.decoding:
-                in_batch = batch is not None and request not in batch.skipped
-                late = batch is not None and not in_batch and not batch.empty
-                state.decodes.leave(request, state.step + late)
+                skipped = batch is not None and request in batch.skipped
+                late = batch is not None and skipped and not batch.empty
+                in_batch = batch is not None and not skipped and not batch.paused
+                state.decodes.leave(request, state.decodes.step + late, in_batch)
                 state.decodes.give_up(request)
-                request.computed += in_batch
                 surplus += in_batch
                 state.release(request, request.registered(request.computed, last + in_batch))
             else:
@@ -359,47 +346,31 @@ class Replica:
         self._cancelled.clear()
         return surplus
 
-    def _first_token(self, request: Request, now: float, step: int) -> None:
+    def _first_token(self, request: Request, now: float, batch: Batch) -> None:
         """A prompt is complete, so its step yields a token: the first, or the next one after a preemption."""
-        decodes = self.state.decodes
+        decodes, step = self.state.decodes, self.state.step - 1
         if request.over:
             if not self._async or request.ticket not in self.state.running:
                 return
             # Given up during this step: the next plan of an asynchronous engine was made before that, and decodes it.
-        elif request.first_step < 0:
-            request.first_token_s = now
-            request.first_step = step
-        elif request.gap_from_s == request.gap_from_s:
-            self._log.gaps.append(now - request.gap_from_s)
-            request.gap_from_s = float("nan")
+        else:
+            if request.first_step < 0:
+                request.first_token_s = now
+                request.first_step = step
+            if batch.paused or request.gap_from_s == request.gap_from_s:
+                self.gaps.token(request, now, batch)
         if self._async:
             request.lag_step = step + 1
         remaining = request.output_tokens - request.emitted
-        decodes.will_finish(request, step + remaining - 1)
+        decodes.will_finish(request, decodes.step + remaining - 2)
         if remaining > 1 or (self._async and request.output_tokens < request.max_tokens):
-            decodes.join(request, step + 1)
+            decodes.join(request, decodes.step)
 
     def _left_out(self, batch: Batch) -> None:
         """Whom an asynchronous plan leaves out has no token in flight when it decodes again: its cache catches up."""
         if batch.skipped and self._async:
             for request in batch.skipped:
                 request.lag_step = self.state.step + (1 if batch.empty else 2)
-
-    def _mark_gaps(self, batch: Batch, now: float) -> None:
-        """Remember since when the requests that this plan left out have had no token."""
-        for request in batch.preempted + batch.skipped:
-            if (request.emitted or request.decoding) and not request.over and request.gap_from_s != request.gap_from_s:
-                request.gap_from_s = now
-
-    def _catch_up_skipped(self, batch: Batch, now: float) -> int:
-        """Log the gaps of requests that decode again after skipped steps; returns how many."""
-        back = [r for r in self._lagging if r.decoding and r not in batch.skipped and r.gap_from_s == r.gap_from_s]
-        for request in back:
-            self._log.gaps.append(now - request.gap_from_s)
-            request.gap_from_s = float("nan")
-        self.state.decodes.kv_tokens -= sum(r.decoding for r in batch.skipped)
-        self._lagging = batch.skipped
-        return len(back)
 
     def _rejection(self, request: Request) -> int:
         """The outcome of a request that can never be served, or 0.
@@ -411,5 +382,4 @@ class Replica:
             return PROMPT_TOO_LONG
         if request.prompt_tokens + request.max_tokens > self._max_model_len:
             return OVER_MAX_MODEL_LEN
-        kv = self.state.kv
-        return OVER_KV_CACHE if kv.blocks(request.prompt_tokens + request.output_tokens - 1) > kv.usable else 0
+        return 0 if self.state.kv.fits(request) else OVER_KV_CACHE

@@ -21,13 +21,14 @@ class Request:
     `output_tokens` (the true length, which only the end of the request reveals: no policy may read it); `priority`, of
     which less goes first where the policy looks at it.
 
-    KV tokens of a decoding request are not stored but derived: before step `j` it has `j + kv_offset` tokens in KV,
-    so that nothing is touched per step. `computed` holds them at all other times.
+    KV tokens of a decoding request are not stored but derived: before decode step `j` it has `j + kv_offset` tokens in
+    KV, so that nothing is touched per step. `computed` holds them at all other times.
     """
 
     __slots__ = (
         "arrival_s",
         "cached_tokens",
+        "chunk_step",
         "computed",
         "decoding",
         "emitted",
@@ -39,8 +40,10 @@ class Request:
         "gap_from_s",
         "held",
         "id",
+        "joined",
         "kv_offset",
         "lag_step",
+        "last_step",
         "max_tokens",
         "outcome",
         "output_tokens",
@@ -48,11 +51,19 @@ class Request:
         "preemptions",
         "priority",
         "prompt_tokens",
+        "read_from",
         "replica",
         "scheduled_s",
+        "slid",
         "target",
         "ticket",
     )
+
+    # Of models with windows only, and set when it is admitted: see sim.windowdecodes and State.slide.
+    slid: int  # computed tokens by which it gave back last what its windows have passed
+    read_from: int  # computed tokens before its last chunk
+    chunk_step: int  # the step of that chunk
+    joined: int  # the decode step from which on it decodes
 
     def __init__(
         self, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, max_tokens: int, priority: int = 0
@@ -73,7 +84,8 @@ class Request:
         self.ticket = -1  # order of admission; the newest is preempted first
         self.kv_offset = 0
         self.first_step = -1
-        self.finish_step = -1  # the step that yields the last token; known once decoding starts
+        self.finish_step = -1  # the decode step that yields the last token; known once decoding starts
+        self.last_step = -1  # the step that yielded it
         self.preemptions = 0
         self.cached_tokens = 0  # of its prompt, found in a prefix cache when it was first admitted
         self.path: Path | None = None  # of a prefix cache: what its prompt begins with
@@ -84,7 +96,7 @@ class Request:
         self.scheduled_s = NOT_YET
         self.first_token_s = NOT_YET
         self.finish_s = NOT_YET
-        self.gap_from_s = NOT_YET  # time of the last token before a preemption or a skipped step: a gap to be measured
+        self.gap_from_s = NOT_YET  # time of the last token before a preemption, a skipped or paused step: see sim.gaps
 
     def registered(self, tokens: int, step: int) -> int:
         """How many of the `tokens` tokens that it has in KV after the plan of `step`, its last one, a prefix cache can

@@ -78,7 +78,7 @@ class Result:
         self.classes = classes
         self.open_loop = open_loop
         self.complete = complete
-        self._gaps = np.array(log.gaps)
+        self._gaps = log.gaps.table()
         self._steps = log.steps.table()
         rows = log.requests.table()
         self._rows = rows.take(np.argsort(rows["id"], kind="stable"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from array import array
 from collections.abc import Iterator, Mapping
 from struct import Struct
 from typing import IO, TYPE_CHECKING
@@ -60,6 +59,9 @@ REQUEST_COLUMNS = (
 )
 """Columns of a request row; `outcome` indexes OUTCOMES, times that do not exist are NaN. A cancelled request has its
 end in `finish_s`, and like an unfinished one the tokens that its client received in `output_tokens`."""
+
+GAP_COLUMNS = ("gap_s", "tokens")
+"""Columns of the log of long gaps: seconds between two tokens of one request, and how many tokens ended such a one."""
 
 OUTCOMES = ("length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished")
 """What became of a request: finished at its `max_tokens` (`length`) or before it (`stop`); given up by its client
@@ -194,13 +196,19 @@ class Log:
     def __init__(self) -> None:
         self.steps = Rows(STEP_COLUMNS)
         self.requests = Rows(REQUEST_COLUMNS)
-        self.gaps = array("d")
-        """Seconds between two tokens of one request with a preemption or a skipped step between them."""
+        self.gaps = Rows(GAP_COLUMNS)
+        """Between tokens of one request with a preemption, or steps that it was left out of, between them."""
 
     def spill(self) -> None:
         """Move what fills blocks out of memory."""
         self.steps.spill()
         self.requests.spill()
+        self.gaps.spill()
+
+    def gap(self, seconds: float, tokens: int) -> None:
+        """`tokens` tokens came `seconds` after the one before them."""
+        rows = self.gaps
+        rows.extend(rows.pack(seconds, tokens))
 
     def record(self, replica: int, request: Request, tokens: int) -> None:
         """What became of a request, whose client received `tokens` (or asked for them, if it was rejected)."""
@@ -219,7 +227,7 @@ class Log:
                 request.max_tokens,
                 request.preemptions,
                 request.first_step,
-                request.finish_step if request.outcome in FINISHED else -1,
+                request.last_step,
                 request.outcome,
             )
         )

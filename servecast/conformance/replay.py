@@ -130,7 +130,7 @@ class Theirs(Feed):
 
         A single token that is recomputed looks like a decode there.
         """
-        decodes, step = state.decodes, state.step
+        decodes, step = state.decodes, state.decodes.step
         named = {chunk[0] for chunk in plan.chunks}
         singles = [r for r in state.prefilling.values() if r.target - r.computed == 1 and r.id not in named]
         for single in (singles, []) if singles else ([],):
@@ -154,7 +154,7 @@ class Theirs(Feed):
         that it can have been. None when there are none."""
         if count == 0:
             return [] if kv_tokens == 0 else None
-        held = {r: r.kv_offset + state.step for r in state.running.values() if r.decoding}
+        held = {r: r.kv_offset + state.decodes.step for r in state.running.values() if r.decoding}
         last = list(held)[-count:] if 0 < count <= len(held) else []
         if last and sum(held[r] for r in last) == kv_tokens:
             return last
@@ -218,7 +218,7 @@ class Driven(Replica):
     def twin(self, feed: Feed) -> Driven:
         """A copy of this replica as it stands, which asks `feed` for plans from the next one on."""
         state, mine = self.state, self.feed
-        known = [*state.running.values(), *state.waiting, *self._ended, *self._lagging, *mine.requests.values()]
+        known = [*state.running.values(), *state.waiting, *self._ended, *self.gaps.behind, *mine.requests.values()]
         memo: dict[int, object] = {id(request): copy(request) for request in known}
         memo |= {id(shared): shared for shared in (self._clock, self._log, self._cost)} | {id(mine): feed}
         twin = deepcopy(self, memo)

@@ -8,10 +8,13 @@ while nothing but decoding happens: when not, the replica need not stop for it.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.state import Batch, State
+
+if TYPE_CHECKING:
+    from calibrate.engine import EngineSpec
 
 
 class Scheduler(Protocol):
@@ -32,4 +35,9 @@ class Scheduler(Protocol):
 
 
 SCHEDULERS = {"vllm-v1": VllmV1}
-"""Policy name -> class; its fields are the engine options it takes."""
+"""Policy name -> class; its fields are what the engine's `policy` gives it."""
+
+
+def scheduler_of(engine: EngineSpec) -> Scheduler:
+    """The policy of an engine, with its options."""
+    return SCHEDULERS[engine.scheduler](**engine.policy)

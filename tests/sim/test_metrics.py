@@ -25,7 +25,8 @@ def result(rows, gaps=(), slo=(), open_loop=True, steps=()):
         )
     for step in steps:
         log.steps.extend(log.steps.pack(*step))
-    log.gaps.extend(gaps)
+    for gap in gaps:
+        log.gap(gap, 1)
     return Result(log, DEPLOYMENT, dict(slo), {}, open_loop=open_loop, complete=True)
 
 
@@ -81,7 +82,10 @@ def steps(rows):
 
 def test_token_gaps_come_from_the_steps_of_a_run():
     """Four steps of 1, 1.5, 2, 2.5 s with 3 tokens each, one of 0.5 s with 2, and a gap of 9 s."""
-    got = metrics.itl([steps([(0, 7, 4, 1, 3), (7, 8, 1, 1, 0), (8, 8.5, 1, 0.5, 2)])], np.array([9.0]))
+    got = metrics.itl(
+        [steps([(0, 7, 4, 1, 3), (7, 8, 1, 1, 0), (8, 8.5, 1, 0.5, 2)])],
+        {"gap_s": np.array([9.0]), "tokens": np.ones(1)},
+    )
     assert got.count == 15
     assert got.values.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5, 9.0]
     assert np.diff(got.cumulative, prepend=0).tolist() == [2, 3, 3, 3, 3, 1]
@@ -89,9 +93,10 @@ def test_token_gaps_come_from_the_steps_of_a_run():
 
 def test_very_long_logs_are_summed_up_in_pieces_without_losing_a_token(monkeypatch):
     rows = [(0, 1000 * (1 + 0.5), 1000, 1.0, 3), (1500, 1501, 1, 1.0, 7)]
-    exact = metrics.itl([steps(rows)], np.array([]))
+    none = {"gap_s": np.array([]), "tokens": np.array([])}
+    exact = metrics.itl([steps(rows)], none)
     monkeypatch.setattr(metrics, "MANY_STEPS", 100)
-    short = metrics.itl([steps(rows)], np.array([]))
+    short = metrics.itl([steps(rows)], none)
     assert 90 < len(short.values) <= 101
     assert short.count == exact.count == 3007
     for q in (10, 50, 90, 99):

@@ -1,6 +1,6 @@
 from types import SimpleNamespace
 
-from tests.sim.oracle import Naive, Oracle
+from tests.sim.oracle import Naive, oracle
 
 
 class Status:
@@ -36,7 +36,7 @@ class Scheduler:
         self.max_model_len = 4096
         policy = vllm_config.policy
         self.policy = SimpleNamespace(value=policy.scheduling_policy)
-        self.oracle = Oracle(policy, None, kv_cache_config.num_blocks, self.block_size, self.asynchronous)
+        self.oracle = oracle(policy, None, kv_cache_config.num_blocks, self.block_size, self.asynchronous)
         self.kv_cache_manager = SimpleNamespace(
             block_pool=SimpleNamespace(get_num_free_blocks=lambda: self.oracle.free)
         )

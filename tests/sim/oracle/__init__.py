@@ -1,0 +1,19 @@
+"""The naive engine that states the semantics, and how it plans: a counterpart for every scheduler policy."""
+
+from __future__ import annotations
+
+from sim import schedulers
+from tests.sim.oracle.parts import Naive
+from tests.sim.oracle.vllm_v1 import VllmV1
+
+__all__ = ["Naive", "oracle"]
+
+COUNTERPARTS = {
+    "vllm-v1": VllmV1,
+}
+
+
+def oracle(policy, *args, **kwargs):
+    """The naive engine that plans as `policy` should."""
+    name = next(name for name, cls in schedulers.SCHEDULERS.items() if cls is type(policy))
+    return COUNTERPARTS[name](policy, *args, **kwargs)

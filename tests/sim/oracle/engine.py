@@ -1,0 +1,155 @@
+"""The naive engine: one step at a time, a loop over every request, nothing derived. Which requests a step holds is a
+policy's business: see `tests.sim.oracle`.
+
+It follows the real engine's own structure: `depth` 1 plans a step when the previous one has ended, `depth` 2 keeps
+two batches in flight (asynchronous scheduling), tokens in flight are placeholders.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+
+from sim.windows import ONE
+from tests.sim.oracle.parts import Blocks, Naive, NaiveStep
+
+
+class Oracle:
+    def __init__(
+        self, policy, cost, num_blocks, block_size, asynchronous, request_s=0.0, prompt_token_s=0.0,
+        caching=False, blank_first=False, tables=ONE,
+    ):  # fmt: skip
+        self.tables = tables
+        self.request_s, self.prompt_token_s, self.tokenised_s = request_s, prompt_token_s, 0.0
+        self.policy, self.cost = policy, cost
+        self.size, self.depth = block_size, 2 if asynchronous else 1
+        self.kv = Blocks(num_blocks, block_size, caching, blank_first, tables)
+        self.waiting: deque[Naive] = deque()
+        self.running: list[Naive] = []
+        self.steps: list[NaiveStep] = []
+        self.preemptions = 0
+
+    @property
+    def free(self):
+        return len(self.kv.queue)
+
+    def blocks(self, tokens):
+        return -(-tokens // self.size)
+
+    def queue(self, requests, front=False):
+        for r in requests:
+            if self.policy.by_priority:
+                insort(self.waiting, r, key=lambda x: x.rank)
+            elif front:
+                self.waiting.appendleft(r)
+            else:
+                self.waiting.append(r)
+
+    def plan(self):
+        """The batch of the next step: entries as `schedule` gives them."""
+        raise NotImplementedError
+
+    def admit(self, n, found=()):
+        """The head of the queue runs, with its first `n` tokens after those in the blocks `found`."""
+        r = self.waiting.popleft()
+        self.kv.hold(r, found)
+        r.computed = len(found) * self.size
+        r.cached = r.computed if r.cached is None else r.cached
+        self.running.append(r)
+        return self.schedule(r, n)
+
+    def preempt(self, r):
+        """`r`, which no longer runs, gives its blocks back and waits again, to be recomputed."""
+        self.queue([r], front=True)
+        self.kv.give_back(r)
+        r.computed = r.placeholders = 0
+        r.decoding = False
+        r.preemptions += 1
+        self.preemptions += 1
+
+    def schedule(self, r, n):
+        before = r.computed
+        r.computed += n
+        r.in_flight += n
+        self.kv.take(r)
+        self.kv.register(r, min(r.computed, r.prompt + r.out))
+        yields = r.computed == r.prompt + r.out + r.placeholders
+        decode, r.decoding = r.decoding, r.decoding or yields
+        r.placeholders += yields
+        return r, n, before, decode, yields, r.preemptions
+
+    def leave(self, r):
+        """A request that is over gives back its place and its blocks."""
+        self.kv.give_back(r)
+        (self.running if r in self.running else self.waiting).remove(r)
+
+    def arrive(self, arrivals, front, t):
+        """Who has arrived by `t` goes through the front end, one after the other, and then to the engine."""
+        while arrivals and arrivals[0].arrival_s <= t:
+            r = arrivals.popleft()
+            self.tokenised_s = max(self.tokenised_s, r.arrival_s) + self.prompt_token_s * r.prompt
+            r.entered_s = self.tokenised_s + self.request_s
+            front.append(r)
+        while front and front[0].entered_s <= t:
+            r = front.popleft()
+            if r.gives_up_s < r.entered_s:
+                r.done, r.cancelled_s = True, r.gives_up_s
+            else:
+                self.queue([r])
+
+    def run(self, requests, follow_up=lambda r, now: None):
+        """`requests` in order of arrival; `follow_up(r, now)` is asked for one more whenever one is finished."""
+        arrivals, front, fresh, flight, t, everyone = deque(requests), deque(), [], deque(), 0.0, list(requests)
+        used = deque()  # blocks, by batch in flight
+        while True:
+            self.arrive(arrivals, front, t)
+            preempted = self.preemptions
+            while True:
+                if flight:
+                    used[-1] = self.kv.used
+                if len(flight) == self.depth or not (batch := self.plan()):
+                    break
+                flight.append(batch)
+                used.append(self.kv.used)
+            self.queue(fresh)
+            if not flight:
+                if fresh or self.preemptions > preempted:  # an empty plan that made room: the next one may use it
+                    fresh = []
+                    continue
+                if not arrivals and not front:
+                    return everyone
+                t = front[0].entered_s if front else arrivals[0].arrival_s
+                continue
+            fresh = []
+            batch = flight.popleft()
+            chunks = [(n, before) for _, n, before, decode, _, _ in batch if not decode]
+            kv = [before for _, _, before, decode, _, _ in batch if decode]
+            seen = tuple(sum(c % w.size if w.chunked else min(c, w.size) for c in kv) for w in self.tables.windows)
+            start, t = t, t + self.cost.step_s(chunks, len(kv), sum(kv), seen)
+            named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
+            self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv), seen, used.popleft()))
+            self.arrive(arrivals, front, t)
+            gone = [r for r in (*self.running, *self.waiting) if r.gives_up_s < t]
+            for r in sorted(gone, key=lambda r: (r.gives_up_s, r.arrival_s, r.id)):
+                r.done, r.cancelled_s = True, r.gives_up_s
+                self.leave(r)
+            for r, n, _, _, yields, preemptions in batch:
+                r.in_flight -= n
+                r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
+                if not yields or r.done:
+                    continue
+                r.out += 1
+                r.token_s.append(t)
+                if r.preemptions == preemptions:
+                    r.placeholders -= 1
+                    self.kv.register(r, r.computed - r.placeholders)
+                if r.out == r.output:
+                    r.done = True
+                    self.leave(r)
+                    more = follow_up(r, t)
+                    if more is not None:
+                        everyone.append(more)
+                        if more.arrival_s == t and not self.request_s:
+                            fresh.append(more)
+                        else:
+                            insort(arrivals, more, key=lambda x: x.arrival_s)

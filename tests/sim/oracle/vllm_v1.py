@@ -1,0 +1,60 @@
+"""vLLM V1: the running requests in order, then the waiting ones, as long as the token budget lasts."""
+
+from __future__ import annotations
+
+from tests.sim.oracle.engine import Oracle
+
+
+class VllmV1(Oracle):
+    def plan(self):
+        p, budget, batch, preempted = self.policy, self.policy.max_num_batched_tokens, [], False
+        limit = p.long_prefill_token_threshold or budget
+        if p.long_prefill_alone_exempt and len(self.running) + len(self.waiting) <= 1:
+            limit = budget
+        i = 0
+        while i < len(self.running) and budget > 0:
+            r = self.running[i]
+            i += 1
+            if r.out + r.placeholders >= r.cap:
+                continue  # its last token is in flight
+            n = min(r.prompt + r.out + r.placeholders - r.computed, limit, budget)
+            self.kv.slide(r)
+            victim = None
+            while self.kv.need(r, r.computed + n) > self.free and victim is not r:
+                victim = max(self.running, key=lambda x: x.rank) if p.by_priority else self.running[-1]
+                at = self.running.index(victim)
+                del self.running[at]
+                entry = next((b for b in batch if b[0] is victim), None)
+                if entry:  # it gives back what it had in this step
+                    batch.remove(entry)
+                    budget += entry[1]
+                if at < i - 1 and (entry or not p.preemption_skips_one):
+                    i -= 1
+                self.preempt(victim)
+                preempted = True
+            if victim is r:
+                break
+            budget -= n
+            batch.append(self.schedule(r, n))
+        while self.waiting and not preempted and budget > 0 and len(self.running) < p.max_num_seqs:
+            r = self.waiting[0]
+            found = self.kv.find(r)
+            cached = len(found) * self.size
+            n = min(r.prompt + r.out - cached, limit)
+            if n > budget and not p.enable_chunked_prefill:
+                break
+            n = min(n, budget)
+            idle = sum(not self.kv.holders[b] for b in found)  # they are free, but not for others
+            last = r.prompt + r.out if p.scheduler_reserve_full_isl else cached + n
+            if self.reserved(last) - len(found) + idle > self.free:
+                break
+            budget -= n
+            batch.append(self.admit(n, found))
+        return batch
+
+    def reserved(self, last):
+        """The blocks of a sequence of `last` tokens that must be free, or found, to admit it."""
+        windows, blocks = self.tables.windows, self.blocks(last)
+        if self.tables.admission == "window":
+            return self.tables.full * blocks + sum(w.tables * min(blocks, w.most) for w in windows)
+        return self.tables.count * blocks
