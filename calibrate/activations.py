@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calibrate.catalog import read
 from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
+from calibrate.options import family
 
 FEW_ROWS = 128  # PyTorch sorts fewer rows than this all at once
 SORT_BYTES, FEW_SORT_BYTES = 36, 48
@@ -22,6 +22,9 @@ by pairs of indices (aten/src/ATen/native/cuda/SortStable.cu of PyTorch)."""
 SAMPLERS = {"sort": SORT_BYTES, "triton": 12, "gumbel": 0}
 """How a preset's profiling run samples -> bytes a logit beside the logit: "triton" filters the fp32 copy in place and
 makes probabilities and noise (`apply_top_k_top_p_triton`), "gumbel" samples what it is given (vllm/v1/worker/gpu)."""
+
+PLAIN = {"sampler": "triton", "keeps_workspaces": False, "chunk_tokens": None}
+"""Of engines of which nobody said how much they need: assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Peaks:
 
 def profile_peaks(model: ModelSpec, layout: Parallelism, engine: EngineSpec, stage: int = 0) -> Peaks:
     """The peaks on one GPU of pipeline stage `stage`, of which the last one samples."""
-    preset = read("engines")["presets"][engine.preset]["profile_run"]
+    preset = family(engine.engine)["presets"][engine.preset].get("profile_run", PLAIN)
     tokens = engine.max_num_batched_tokens
     workspace = _workspace_bytes(model, layout, min(tokens * layout.dp, preset["chunk_tokens"] or tokens * layout.dp))
     widest = model.intermediate // layout.tp if model.dense_layers else 0

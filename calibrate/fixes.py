@@ -51,7 +51,7 @@ def longest_model_len(
 
 def _with_length(engine: EngineSpec, tokens: int) -> EngineSpec:
     """The engine with another `max_model_len`: without chunked prefill its own default budget follows."""
-    if engine.enable_chunked_prefill or engine.sources.get("max_num_batched_tokens") == "user":
+    if engine.options.get("enable_chunked_prefill", True) or engine.sources.get("max_num_batched_tokens") == "user":
         return replace(engine, max_model_len=tokens)
     budget = max(engine.max_num_seqs, tokens, min(2048, engine.max_num_batched_tokens))
     return replace(engine, max_model_len=tokens, max_num_batched_tokens=budget)
@@ -69,20 +69,21 @@ def changes(
         return not plan_memory(model, layout, gpu, engine, logged).refusal
 
     if longest := longest_model_len(model, layout, gpu, engine, logged):
-        yield f"lower max_model_len to at most {longest}"
+        yield f"lower {engine.name_of('max_model_len')} to at most {longest}"
     needed = plan_memory(model, layout, gpu, engine, logged).needed_bytes
     if (share := math.ceil(100 * needed / gpu.visible_bytes) / 100) <= HIGHEST_SHARE:
-        yield f"raise gpu_memory_utilization to {share:g}"
+        yield f"raise {engine.name_of('gpu_memory_utilization')} to {share:g}"
     for option, least in (("max_num_seqs", 8), ("max_num_batched_tokens", max(512, engine.max_num_seqs))):
         lower = 2 ** (getattr(engine, option) - 1).bit_length() // 2
         while lower >= least and not fits(engine=replace(engine, **{option: lower})):
             lower //= 2
         if lower >= least:
-            yield f"lower {option} to {lower}"
+            yield f"lower {engine.name_of(option)} to {lower}"
     fewer = replace(engine, max_num_seqs=FEWER)
     length = longest_model_len(model, layout, gpu, fewer, logged) if engine.max_num_seqs > FEWER else 0
     if 0 < length < engine.max_model_len:
-        yield f"lower max_num_seqs to {FEWER} and max_model_len to at most {length}"
+        names = engine.name_of("max_num_seqs"), engine.name_of("max_model_len")
+        yield f"lower {names[0]} to {FEWER} and {names[1]} to at most {length}"
     if not engine.kv_cache_dtype.startswith("fp8") and fits(engine=replace(engine, kv_cache_dtype="fp8")):
         yield "set kv_cache_dtype to fp8"
     larger = (replace(layout, tp=tp) for tp in range(layout.tp + 1, gpu.gpus_per_node + 1))
@@ -91,14 +92,15 @@ def changes(
 
 
 def _other_pool(plan: MemoryPlan, engine: EngineSpec) -> Iterator[str]:
+    option = engine.name_of("num_gpu_blocks_override")
     room = (plan.visible_bytes - plan.weight_bytes - plan.overhead_bytes) // plan.block_bytes
     if room < plan.least_blocks:
         yield "raise tp"
         return
     if plan.num_gpu_blocks > room:
-        yield f"lower num_gpu_blocks_override to at most {room} blocks (they are per engine, never times tp)"
+        yield f"lower {option} to at most {room} blocks (they are per engine, never times tp)"
         return
     longest = plan.pool.longest(plan.num_gpu_blocks - engine.strict_pool_check, plan.max_model_len)
-    yield f"raise num_gpu_blocks_override to at least {plan.least_blocks}"
+    yield f"raise {option} to at least {plan.least_blocks}"
     if longest:
         yield f"lower max_model_len to {longest}"

@@ -14,11 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from calibrate.catalog import read
 from calibrate.engine import EngineSpec
 from calibrate.model import ModelSpec
+from calibrate.options import family
 
 Kind = Literal["full", "window", "chunk", "state"]
+KINDS: tuple[Kind, Kind] = ("window", "chunk")
+"""Of a model's windows: sliding ones, and chunked ones."""
+
+
+NO_RULES = {"even_below": 1.5, "frees_chunks": True, "batches_in_flight": 1, "caches_states": False}
+"""Of engines of which no model with windows is simulated: all layers are alike, and the rules say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,12 @@ class KVRules:
     frees_chunks: bool
     batches_in_flight: int
     caches_states: bool
+
+    @property
+    def keeps_in_flight(self) -> bool:
+        """What a window passes is given back when the step that read it is over, not when the next is planned; and an
+        admission reserves no more than a window can hold."""
+        return self.batches_in_flight > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +114,15 @@ class KVPool:
         return low
 
 
-def kv_rules(preset: str) -> KVRules:
-    """The rules of an engine preset (`kv_groups` in engines.yaml)."""
-    return KVRules(**read("engines")["presets"][preset]["kv_groups"])
+def kv_rules(engine: EngineSpec) -> KVRules:
+    """The rules of an engine preset (`kv_groups` in its catalogue file)."""
+    return KVRules(**family(engine.engine)["presets"][engine.preset].get("kv_groups", NO_RULES))
 
 
 def kv_pool(model: ModelSpec, engine: EngineSpec, tp: int = 1, dcp: int = 1, pp: int = 1) -> KVPool:
     """The groups that a served model's layers form on one of `tp` ranks; of `pp` stages the one with most layers.
     `dcp`: decode context parallel ranks, over which the tokens of a block are spread."""
-    rules = kv_rules(engine.preset)
+    rules = kv_rules(engine)
     in_flight = engine.max_num_batched_tokens * (rules.batches_in_flight if engine.async_scheduling else 1)
     token_bytes = model.kv_layer_bytes(tp)
     block_size, states = engine.block_size, 0
@@ -126,8 +138,7 @@ def kv_pool(model: ModelSpec, engine: EngineSpec, tp: int = 1, dcp: int = 1, pp:
     for window in model.windows:
         if window.chunked and not rules.frees_chunks:
             continue
-        kind: Kind = "chunk" if window.chunked else "window"
-        found.append(KVGroup(kind, window.layers, block_size, window.size))
+        found.append(KVGroup(KINDS[window.chunked], window.layers, block_size, window.size))
         windowed += window.layers
     if full := model.attention_layers - windowed:
         found.insert(0, KVGroup("full", full, block_size))

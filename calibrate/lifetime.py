@@ -52,7 +52,7 @@ def request_life(
     model: ModelSpec, layout: Parallelism, engine: EngineSpec, plan: MemoryPlan, prompt: int, output: int
 ) -> Life:
     """The life of a request of `prompt` + `output` tokens under a plan that starts."""
-    usable = plan.num_gpu_blocks - 1
+    usable = plan.usable_blocks
     longest = min(plan.pool.longest(usable, 2 * plan.max_model_len), plan.max_model_len)
     stopped_by = "max_model_len" if longest == plan.max_model_len else "the KV pool"
     most = max(_held(plan, prompt, n) for n in _sampled(prompt, output))

@@ -1,4 +1,4 @@
-"""Does it fit, and how many KV tokens are left? The arithmetic of vLLM's start-up, on the GPU that has the least left.
+"""Does it fit, and how many KV tokens are left? The arithmetic of the engine's start-up, on the GPU with least left.
 
 Of a pipeline every stage is looked at; otherwise all GPUs of a replica are alike. Overheads are formulas checked
 against published start-up logs (docs/memory.md), not measurements of this model on this GPU: what an engine logged
@@ -8,7 +8,7 @@ replaces any of them (`Logged`), and `num_gpu_blocks_override` the pool.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from calibrate.activations import Peaks, profile_peaks
 from calibrate.engine import EngineSpec
@@ -63,7 +63,8 @@ class MemoryPlan:
     max_model_len: int
     least_blocks: int
     overridden: bool
-    refusal: str = field(default="", kw_only=True)
+    null_blocks: int
+    refusal: str
 
     @property
     def overhead_bytes(self) -> int:
@@ -86,9 +87,14 @@ class MemoryPlan:
         return self.block_bytes // self.block_size
 
     @property
+    def usable_blocks(self) -> int:
+        """Blocks that requests can hold: all but vLLM's null block."""
+        return self.num_gpu_blocks - self.null_blocks
+
+    @property
     def kv_tokens(self) -> int:
-        """Tokens that requests can hold in KV: all blocks but the null block."""
-        return (self.num_gpu_blocks - 1) * self.block_size
+        """Tokens that requests can hold in KV, in every layer; behind windows they may be more."""
+        return self.usable_blocks // len(self.pool.groups) * self.block_size
 
     @property
     def max_concurrency(self) -> float:
@@ -130,21 +136,22 @@ def _plan(
 
     weights = rank_weights(model, layout, stage)
     peaks = profile_peaks(model, layout, engine, stage)
-    budget = int(gpu.visible_bytes * engine.gpu_memory_utilization)
     weight_bytes = ours(logged.weights, sum(weights.values()))
     activations = ours(logged.activations, peaks.total)
     graphs = ours(logged.cuda_graphs, engine.cuda_graph_bytes)
     communication = ours(logged.communication, _communication_bytes(model, layout, gpu))
     other = ours(logged.other, NON_TORCH_BYTES)
     used = weight_bytes + activations + graphs + communication + other
+    budget = _budget_bytes(gpu, engine, used)
     pool = kv_pool(model, engine, layout.tp, layout.dcp, layout.pp)
     least = pool.blocks(engine.max_model_len) + engine.strict_pool_check
     override = engine.num_gpu_blocks_override
-    available = budget - used if override is None else override * pool.block_bytes
+    counted = weight_bytes if engine.memory_rule == "static" else used
+    available = budget - counted if override is None else override * pool.block_bytes
     blocks = max(0, available // pool.block_bytes)
     problem = ""
     if override is not None and used + available > gpu.visible_bytes:
-        problem = f"num_gpu_blocks_override {override} needs {_gib(available)} of KV cache"
+        problem = f"{engine.name_of('num_gpu_blocks_override')} {override} needs {_gib(available)} of KV cache"
     elif override is not None and engine.strict_pool_check and override < least:
         problem = (
             f"num_gpu_blocks_override {override} is below the {least} blocks that one sequence of max_model_len "
@@ -152,14 +159,16 @@ def _plan(
         )
     elif available <= 0:
         problem = "nothing is left for KV cache"
-    elif override is None and blocks < least:
+    elif override is None and engine.memory_rule == "total" and blocks < least:
         problem = (
             f"one sequence of max_model_len {engine.max_model_len} needs {_gib(least * pool.block_bytes)} of KV "
             f"cache and {_gib(available)} is left"
         )
+    share = f"{engine.name_of('gpu_memory_utilization')} {engine.gpu_memory_utilization:g}"
+    share += " of what is free" * (engine.memory_rule == "free")
     refusal = problem and (
         f"{model.name} does not fit {layout.gpus} x {gpu.id}: per GPU {_gib(gpu.visible_bytes)} x "
-        f"gpu_memory_utilization {engine.gpu_memory_utilization:g} = {_gib(budget)}, weights {_gib(weight_bytes)}, "
+        f"{share} = {_gib(budget)}, weights {_gib(weight_bytes)}, "
         f"overhead {_gib(used - weight_bytes)}: {problem}"
     )
     return MemoryPlan(
@@ -178,8 +187,18 @@ def _plan(
         max_model_len=engine.max_model_len,
         least_blocks=least,
         overridden=override is not None,
+        null_blocks=int(engine.null_block),
         refusal=refusal,
     )
+
+
+def _budget_bytes(gpu: Gpu, engine: EngineSpec, used: int) -> int:
+    """What the engine's rule gives to weights, overhead and KV cache together (to weights and KV cache, where it keeps
+    the overhead apart: `static`); `used` bytes are weights and overhead."""
+    share = engine.gpu_memory_utilization
+    if engine.memory_rule == "free":
+        return used + int((gpu.visible_bytes - used) * share)
+    return int(gpu.visible_bytes * share)
 
 
 def _communication_bytes(model: ModelSpec, layout: Parallelism, gpu: Gpu) -> int:

@@ -86,6 +86,13 @@ class AttentionGroup:
         latent = self.latent
         return self.heads * (latent.cached + latent.kv_rank if decode else latent.key + latent.value)
 
+    def seen(self, decodes: int, kv_tokens: int) -> int:
+        """Of `kv_tokens` cached tokens of so many sequences, which are equally long, those that their next ones see."""
+        each = kv_tokens // decodes
+        if not self.window or (each < self.window and not self.chunked):
+            return kv_tokens
+        return decodes * (each % self.window if self.chunked else self.window)
+
     def pairs(self, q: int, context: int) -> float:
         """Query-key pairs of one chunk: `q` new tokens after `context` cached ones."""
         size = self.window

@@ -52,12 +52,6 @@ def served(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
 def unsimulated(model: ModelSpec) -> list[str]:
     """What of a (served) model cannot be simulated yet, by name and with what helps; empty when all can."""
     reasons = []
-    if windows := model.windows:
-        sizes = one_of(sorted({f"{w.size:,}" for w in windows}))
-        reasons.append(
-            f"{'chunked' if windows[0].chunked else 'sliding-window'} attention: its KV cache is not simulated yet. "
-            f"With max_model_len at most {sizes} all tokens see each other, and the model can be run"
-        )
     if model.recurrent:
         reasons.append("recurrent layers (Mamba, linear attention): their kernels and states are not simulated yet")
     if model.kv_dtype not in ("", "fp8"):
@@ -71,6 +65,17 @@ def check_simulated(model: ModelSpec) -> None:
     """Raises `ServecastError` with all that of a served model cannot be simulated yet."""
     if reasons := unsimulated(model):
         raise ServecastError(*(f"model: {model.name!r} is not priced yet: {reason}" for reason in reasons))
+
+
+def check_windows(model: ModelSpec, engine: EngineSpec) -> None:
+    """Raises `ServecastError` where the engine's memory for a served model with windows is not simulated."""
+    if model.windows and engine.scheduler != "vllm-v1":
+        sizes = one_of(sorted({f"{w.size:,}" for w in model.windows}))
+        raise ServecastError(
+            f"engine.preset: {engine.preset}'s KV cache of layers that see only a part of a sequence, as "
+            f"{model.name}'s do, is not simulated yet; with {engine.name_of('max_model_len')} at most {sizes} they see "
+            "all of it, or use a preset of vLLM"
+        )
 
 
 def _kv_dtype(model: ModelSpec, engine: EngineSpec) -> str:

@@ -211,8 +211,9 @@ def draw_up(
     if problems:
         raise ServecastError(*problems)
     card, spec = load_gpu(gpu), load_model(model)
-    engine = resolve_engine(options, card, spec)
-    spec, spread = served(spec, engine), Parallelism(**layout)
+    spread = Parallelism(**layout)
+    engine = resolve_engine(options, card, spec, spread)
+    spec = served(spec, engine)
     if wrong := check_layout(spec, spread, card):
         raise ServecastError(*wrong)
     terms = Logged(**logged)

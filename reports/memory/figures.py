@@ -73,7 +73,7 @@ def step_memory(planned: Planned, life: Life) -> go.Figure:
 def pool_use(planned: Planned, life: Life) -> go.Figure:
     """The pool's blocks under as many such requests as run to their end together, under one more, and under one."""
     plan = planned.plan
-    usable = plan.num_gpu_blocks - 1
+    usable = plan.usable_blocks
     figure = look.panels(["<b>KV blocks of such requests, all at the same token</b>"])
     for count, colour, dash in ((life.at_once + 1, look.RED, "dot"), (life.at_once, look.GREEN, "solid"),
                                 (1, look.BLUE, "dash")):  # fmt: skip

@@ -6,13 +6,18 @@ queue, the running requests and the KV cache, never a true output length. What e
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sim.schedulers.orca import Orca
 from sim.schedulers.policy import Scheduler
 from sim.schedulers.sarathi import SarathiServe
 from sim.schedulers.vllm_v0 import VllmV0
 from sim.schedulers.vllm_v1 import VllmV1
 
-__all__ = ["SCHEDULERS", "Scheduler"]
+if TYPE_CHECKING:
+    from calibrate.engine import EngineSpec
+
+__all__ = ["SCHEDULERS", "Scheduler", "scheduler_of"]
 
 SCHEDULERS = {
     "vllm-v1": VllmV1,
@@ -20,4 +25,10 @@ SCHEDULERS = {
     "sarathi": SarathiServe,
     "orca": Orca,
 }
-"""Policy name -> class; its fields are the engine options it takes."""
+"""Policy name -> class; its fields are what the engine's `policy` gives it."""
+
+
+def scheduler_of(engine: EngineSpec) -> Scheduler:
+    """The policy of an engine, with its options."""
+    policy: Scheduler = SCHEDULERS[engine.scheduler](**engine.policy)
+    return policy

@@ -35,8 +35,14 @@ def test_it_does_not_fit_and_what_would_do() -> None:
     assert "Does not fit: nothing is left for KV cache." in result.output
     assert "- lower max_num_seqs to 256 and max_model_len to at most " in result.output
     assert "- raise tp to 2" in result.output
-    assert "Not simulated yet, only planned: sliding-window attention" in result.output
     assert "would log" not in result.output
+
+
+def test_models_that_can_only_be_planned() -> None:
+    text = " ".join(run("qwen3.5-27b", "--gpu", "rtx-5090", "--tp", "2", "--quantization", "fp8").output.split())
+    assert "3 x 16 layers that keep 2 states a sequence" in text
+    assert "Not simulated yet, only planned: recurrent layers" in text
+    assert "Not simulated yet, only planned: a vision tower" in text
 
 
 def test_every_change_that_it_suggests_does() -> None:
