@@ -16,7 +16,7 @@ FIGURES = {
             "request takes blocks of it, and the rest is free for others. A step's activations come and go."),
     "step": (step_memory, "What moves: activations are large while chunks of the prompt are computed, small when it is "
              "a token at a time; the KV cache grows a block at a time and stays until the request ends."),
-    "pool": (pool_use, "Blocks that such requests hold once their prompts are computed, when all have got as far. Where "
+    "pool": (pool_use, "Blocks that such requests hold after their prompts, when all have got as far. Where "
              "a line meets the pool's, the engine preempts one of them."),
 }  # fmt: skip
 
