@@ -32,6 +32,7 @@ def resolve(
     values, default = chosen.values, chosen.default
     default("max_model_len", model.max_position, " (the model's longest sequence)")
     default("num_gpu_blocks_override", None)
+    default("max_cudagraph_capture_size", None)
     default("quantization", None)
     default("enforce_eager", False)
     default("fi_allreduce_fusion_max_size_mb", None)
@@ -69,14 +70,15 @@ def _graphs(values: Mapping[str, Any], rule: Mapping[str, int], gpu: Gpu) -> dic
     """The batches of tokens for which vLLM captures CUDA graphs: none with `enforce_eager`, nor, for steps with
     prompts, with `cudagraph_mode` FULL_DECODE_ONLY.
 
-    1, 2, 4, multiples of 8 below 256 and of the stride from there, up to twice `max_num_seqs` and the limit
-    (`_set_cudagraph_sizes` in vllm/config of each version).
+    1, 2, 4, multiples of 8 below 256 and of the stride from there, up to `max_cudagraph_capture_size`, which is twice
+    `max_num_seqs` or the limit unless it is given (`_set_cudagraph_sizes` in vllm/config of each version).
     """
     mode = values["cudagraph_mode"]
     if values["enforce_eager"] or mode == "NONE":
         return {"decode": (), "mixed": ()}
     limit = rule.get(gpu.architecture, rule["limit"])
-    most = min(2 * values["max_num_seqs"], limit, values["max_num_batched_tokens"])
+    asked = values["max_cudagraph_capture_size"] or min(2 * values["max_num_seqs"], limit)
+    most = min(asked, values["max_num_batched_tokens"])
     sizes = tuple(n for n in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, rule["stride"])) if n <= most)
     return {"decode": sizes, "mixed": () if "DECODE_ONLY" in mode else sizes, "compiled": True}
 
