@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from calibrate.hardware import Gpu
     from calibrate.kernels.chunks import ChunkPrices, LocalChunks
     from calibrate.kernels.heads import HeadShape
     from calibrate.prices import Prices
@@ -180,9 +179,7 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
     riders = riding(groups, prefill, prices.gpu)
     whole = sum(not g.window for g in groups)  # they come first
     full = reads_of(lines[:whole], riders[:whole], engine.max_num_seqs)
-    windows = [
-        reads_of(lines[i : i + 1], riders[i : i + 1], engine.max_num_seqs) for i in range(whole, len(groups))
-    ]
+    windows = [reads_of(lines[i : i + 1], riders[i : i + 1], engine.max_num_seqs) for i in range(whole, len(groups))]
     decode = full.lines
     if beside := attention_operators(model, layout):
         prefill = [(layers, _with_keys(beside, each, layout, prices)) for layers, each in prefill]

@@ -82,7 +82,9 @@ def test_windows_of_other_engines_are_refused() -> None:
     engine = resolve_engine({"preset": "vllm-0.19"}, load_gpu("h100-sxm"), spec)
     check_windows(served(spec, engine), engine)
     other = replace(engine, scheduler="another")
-    with pytest.raises(ServecastError, match="as gpt-oss-20b's do, is not simulated yet; with max_model_len at most 128 "):
+    with pytest.raises(
+        ServecastError, match="as gpt-oss-20b's do, is not simulated yet; with max_model_len at most 128 "
+    ):
         check_windows(served(spec, other), other)
     check_windows(served(load_model("llama-3-8b"), other), other)
 
