@@ -12,7 +12,7 @@ from calibrate.layout import Parallelism, check_layout
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
 from calibrate.operators import attention_groups
-from calibrate.serving import check_simulated, check_windows, served
+from calibrate.serving import check_simulated, checked_windows, served
 from calibrate.storage import FORMATS, WIDE_INT8, bitsandbytes, grouped_int
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import plan
@@ -80,13 +80,13 @@ def test_windows_that_never_bind_are_full_attention() -> None:
 def test_windows_of_other_engines_are_refused() -> None:
     spec = load_model("gpt-oss-20b")
     engine = resolve_engine({"preset": "vllm-0.19"}, load_gpu("h100-sxm"), spec)
-    check_windows(served(spec, engine), engine)
+    checked_windows(served(spec, engine), engine)
     other = replace(engine, scheduler="another")
     with pytest.raises(
         ServecastError, match="as gpt-oss-20b's do, is not simulated yet; with max_model_len at most 128 "
     ):
-        check_windows(served(spec, other), other)
-    check_windows(served(load_model("llama-3-8b"), other), other)
+        checked_windows(served(spec, other), other)
+    checked_windows(served(load_model("llama-3-8b"), other), other)
 
 
 def test_a_prefix_cache_that_slides_is_off_or_refused() -> None:
