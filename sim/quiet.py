@@ -14,7 +14,7 @@ import numpy as np
 from sim.state import Batch, State
 
 if TYPE_CHECKING:
-    from calibrate.cost import Line
+    from calibrate.reads import Line
 
 LONG_RUN = 32
 """Steps from which numpy computes a run's ends faster than a loop; both give the same sums, bit for bit."""

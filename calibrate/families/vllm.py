@@ -35,6 +35,7 @@ def resolve(
     default("max_cudagraph_capture_size", None)
     default("quantization", None)
     default("enforce_eager", False)
+    default("disable_hybrid_kv_cache_manager", False)
     default("fi_allreduce_fusion_max_size_mb", None)
     default("fuse_allreduce_rms", preset["fuse_allreduce"] and gpu.architecture in preset["fused_mib"])
     default("dtype", "auto")
@@ -42,11 +43,11 @@ def resolve(
     _batch_defaults(chosen, gpu, preset)
     if problems := _startup_checks(values, preset, model):
         raise ServecastError(*problems)
-    if any(window.size < values["max_model_len"] for window in model.windows) and values["enable_prefix_caching"]:
+    if values["enable_prefix_caching"] and _slides(model, values, preset):
         if chosen.sources["enable_prefix_caching"] == "user":
             raise ServecastError(
-                f"engine.enable_prefix_caching: a prefix cache of layers with windows, as {model.name} has them, is not "
-                "simulated yet; set it to false"
+                f"engine.enable_prefix_caching: a prefix cache that drops what windows have passed, as {model.name}'s "
+                "does, is not simulated yet; set it to false, or disable_hybrid_kv_cache_manager to true"
             )
         values["enable_prefix_caching"] = False
         chosen.sources["enable_prefix_caching"] = "off: not simulated for models with windows"
@@ -64,6 +65,14 @@ def resolve(
         "graphs": _graphs(values, preset["graph"], gpu),
         "cuda_graph_bytes": 0 if eager else round(preset["cuda_graph_gib"] * GIB),
     }
+
+
+def _slides(model: ModelSpec, values: Mapping[str, Any], preset: Mapping[str, Any]) -> bool:
+    """Whether blocks come back while sequences grow: some layers have windows that bind, and the engine frees these."""
+    frees = preset["kv_groups"]["frees_chunks"]
+    windows = [w for w in model.windows if w.size < values["max_model_len"] and (frees or not w.chunked)]
+    everywhere = sum(window.layers for window in windows) == model.attention_layers
+    return bool(windows) and (everywhere or not values["disable_hybrid_kv_cache_manager"])
 
 
 def _graphs(values: Mapping[str, Any], rule: Mapping[str, int], gpu: Gpu) -> dict[str, Any]:

@@ -117,7 +117,7 @@ sede: 1
         ("engine.gpu_memory_utilization", math.nan, "at most 1"),
         ("engine.gpu_memory_utilization", 90, "at most 1"),
         ("engine.gpu_memory_utilization", 0.25, "lower max_model_len to at most"),
-        ("engine.num_gpu_blocks_override", 10**9, "Lower it to at most"),
+        ("engine.num_gpu_blocks_override", 10**9, "lower num_gpu_blocks_override to at most"),
         ("workload", None, "workload: missing"),
         ("workload", 3, "3 is not a mapping"),
         ("workload", {}, "exactly one of trace, closed_loop, prometheus, servegen, sessions, mix, arrivals; found"),
