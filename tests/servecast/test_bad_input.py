@@ -98,7 +98,7 @@ sede: 1
         ("cluster", {"pools": [{"gpu": "h100-sxm", "role": "x"}]}, "'unified', 'prefill' or 'decode'"),
         ("model", "Llama-3.1-8B", "did you mean 'llama-3.1-8b'"),
         ("model", "meta-llama/Llama-3.1-8B", "nothing is downloaded"),
-        ("model", "gpt-oss-20b", "not priced yet"),
+        ("model", "deepseek-v3.2", "not priced yet"),
         ("model", "llama-3.1-70b", "raise tp to 4"),
         ("model", "./no.json", "no such file"),
         ("engine", None, "engine: missing"),
