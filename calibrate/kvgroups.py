@@ -119,6 +119,13 @@ def kv_rules(engine: EngineSpec) -> KVRules:
     return KVRules(**family(engine.engine)["presets"][engine.preset].get("kv_groups", NO_RULES))
 
 
+def keeps_everything(model: ModelSpec, engine: EngineSpec) -> bool:
+    """Whether all layers' blocks are kept as if they saw everything: without vLLM's hybrid KV cache manager, where some
+    layers do see everything (`unify_hybrid_kv_cache_specs`)."""
+    some = model.attention_layers > sum(window.layers for window in model.windows)
+    return some and bool(engine.options.get("disable_hybrid_kv_cache_manager"))
+
+
 def kv_pool(model: ModelSpec, engine: EngineSpec, tp: int = 1, dcp: int = 1, pp: int = 1) -> KVPool:
     """The groups that a served model's layers form on one of `tp` ranks; of `pp` stages the one with most layers.
     `dcp`: decode context parallel ranks, over which the tokens of a block are spread."""
@@ -135,8 +142,9 @@ def kv_pool(model: ModelSpec, engine: EngineSpec, tp: int = 1, dcp: int = 1, pp:
         states = 2 if engine.enable_prefix_caching and asked else 1  # the newest, and the last that others can find
         found.append(KVGroup("state", recurrent.layers, block_size, states=states))
     windowed = 0
+    whole = keeps_everything(model, engine)
     for window in model.windows:
-        if window.chunked and not rules.frees_chunks:
+        if whole or (window.chunked and not rules.frees_chunks):
             continue
         found.append(KVGroup(KINDS[window.chunked], window.layers, block_size, window.size))
         windowed += window.layers

@@ -307,7 +307,8 @@ def _experts(model: ModelSpec, gemms: Sequence[Operator], tp: int) -> list[Opera
         flops = layers * experts.topk * 2 * (up.n * up.k + down.n * down.k)
         moved = layers * (2 * hidden + experts.topk * 3 * inner) * size
         shape = (hidden, experts.inter, experts.count, experts.topk)
-        routed.append(Operator("experts", "moe", "tokens", layers, shape, flops, read, moved, up.storage.weights))
+        weights = up.storage.experts or up.storage.weights
+        routed.append(Operator("experts", "moe", "tokens", layers, shape, flops, read, moved, weights))
     widened = _move(model, "router_input", 3 * hidden, experts.layers)  # 16 bit in, 32 bit out
     return [
         *([widened] if experts.router_bytes > size else []),

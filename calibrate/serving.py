@@ -67,8 +67,8 @@ def check_simulated(model: ModelSpec) -> None:
         raise ServecastError(*(f"model: {model.name!r} is not priced yet: {reason}" for reason in reasons))
 
 
-def check_windows(model: ModelSpec, engine: EngineSpec) -> None:
-    """Raises `ServecastError` where the engine's memory for a served model with windows is not simulated."""
+def checked_windows(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
+    """The served model; raises `ServecastError` where the engine's memory for its windows is not simulated."""
     if model.windows and engine.scheduler != "vllm-v1":
         sizes = one_of(sorted({f"{w.size:,}" for w in model.windows}))
         raise ServecastError(
@@ -76,6 +76,7 @@ def check_windows(model: ModelSpec, engine: EngineSpec) -> None:
             f"{model.name}'s do, is not simulated yet; with {engine.name_of('max_model_len')} at most {sizes} they see "
             "all of it, or use a preset of vLLM"
         )
+    return model
 
 
 def _kv_dtype(model: ModelSpec, engine: EngineSpec) -> str:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 class Storage:
     """A format of weights.
 
-    `weights` names the kernels that multiply them (`measurements.WEIGHTS`). An n x k matrix takes `bits` an element,
+    `weights` names the kernels that multiply them (`measurements.WEIGHTS`), `experts` those of experts where these are
+    others ("": the same). An n x k matrix takes `bits` an element,
     `scale_bytes` (scales and zero points) for each block of `rows` x `columns` elements (0: the matrix's whole side),
     and `matrix_bytes` once. `unpriced` says why no prices fit its kernels; empty where some do.
     """
@@ -26,6 +27,7 @@ class Storage:
     columns: int = 0
     matrix_bytes: int = 0
     unpriced: str = ""
+    experts: str = ""
 
     def size(self, n: int, k: int) -> int:
         """Bytes of an n x k matrix (n outputs, k inputs), with its scales."""
@@ -38,7 +40,9 @@ PLAIN = {"bf16": Storage("bf16", 16), "fp16": Storage("bf16", 16), "fp32": Stora
 
 FORMATS = {
     "fp8": Storage("fp8", 8, scale_bytes=4, matrix_bytes=4),  # one scale, and one of the activations
-    "fp8_channel": Storage("fp8", 8, scale_bytes=4, rows=1),
+    # vLLM's own kernels multiply such experts, which no table holds: those of block scales read as much, while the ones
+    # of one scale a matrix (FlashInfer's CUTLASS, on Hopper) take five times as long
+    "fp8_channel": Storage("fp8", 8, scale_bytes=4, rows=1, experts="fp8_block"),
     "fp8_block": Storage("fp8_block", 8, scale_bytes=4, rows=128, columns=128),
     "int8": Storage("int8", 8, scale_bytes=4, rows=1),
     "nvfp4": Storage("nvfp4", 4, scale_bytes=1, rows=1, columns=16, matrix_bytes=8),  # two scales of the whole matrix

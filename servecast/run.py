@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def _outside(setup: Setup, cluster: Cluster) -> dict[str, float]:
 
 
 def _cache_notes(setup: Setup) -> list[str]:
-    if setup.model.windows and not setup.engine.enable_prefix_caching:
+    if setup.engine.sources.get("enable_prefix_caching", "").startswith("off"):
         return ["prefix caching is off: it is not simulated for models whose layers have windows"]
     if not setup.engine.enable_prefix_caching or setup.requests.trace.prefix is not None:
         return []
@@ -185,9 +186,8 @@ def tables_of(setup: Setup) -> Tables:
 def _cache(setup: Setup, tables: Tables) -> Callable[[int, int], KVCache]:
     """What makes a replica's KV cache; prefix caches all have the same content in common."""
     trace, engine = setup.requests.trace, setup.engine
-    if tables.windows and not engine.enable_prefix_caching:
-        return lambda num_blocks, block_size: WindowCache(num_blocks, block_size, tables)
     if not engine.enable_prefix_caching:
-        return scheduler_of(engine).cache
+        slides = any(window.tables for window in tables.windows)
+        return partial(WindowCache, tables=tables) if slides else scheduler_of(engine).cache
     paths = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).path
     return lambda num_blocks, block_size: PrefixCache(num_blocks, block_size, paths, engine.blank_blocks_first)

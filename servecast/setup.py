@@ -18,7 +18,7 @@ from calibrate.models import load_model
 from calibrate.options import nested
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
-from calibrate.serving import check_windows, served
+from calibrate.serving import checked_windows, served
 from servecast.errors import ServecastError
 from servecast.keyed import keyed
 from servecast.profiles import DATASHEET, prices_of
@@ -94,11 +94,10 @@ def set_up(scenario: Scenario) -> Setup:
         prices = Scaled(prices, dict.fromkeys(PRICED, scenario.host.kernels))
     if named:
         engine = ask(lambda: with_host(resolve_engine(scenario.engine, gpu, named, layout), scenario.host))
-        model = ask(lambda: keyed("engine", lambda: served(named, engine))) if engine else None
+        model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
         if model and engine and not wrong:
-            ask(lambda: check_windows(model, engine))
             logged = Logged(**dict(scenario.memory))
             memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
             if prices:

@@ -111,8 +111,8 @@ class Decodes:
         return total
 
     def steps_within(self, step: int, blocks: int, limit: int, waiting: bool) -> int:
-        """How many steps from `step` on, at most `limit`, need no more than `blocks` blocks together, and let no
-        request of those that are `waiting` come to fit."""
+        """How many steps from `step` on, at most `limit`, need no more than `blocks` blocks together, and let none
+        of the requests that are `waiting` come to fit."""
         size = self.block_size
         if not self._grows or (limit // size + 1) * self.count <= blocks:
             return limit

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy, deepcopy
 from types import MappingProxyType
 
-from calibrate.reads import Line
 from servecast.conformance.plans import OF_ITSELF, Plan, Record
 from sim.clock import Clock
 from sim.kvcache import KVCache
@@ -176,8 +175,8 @@ class _NoTime:
     def decode_line(self, decodes: int, kv_tokens: int) -> None:
         return None
 
-    def window_lines(self, decodes: int, seen: object) -> list[Line]:
-        return []
+    def window_lines(self, decodes: int, seen: object) -> tuple[()]:
+        return ()
 
     def step_s(self, chunks: object, decodes: int, kv_tokens: int, seen: object = ()) -> float:
         return 0.0
