@@ -60,7 +60,6 @@ class Replica:
         self._on_finish = on_finish
         self._max_model_len = max_model_len
         self._room = scheduler.room(state.kv)
-        self._spare_blocks = scheduler.spare_blocks
         self._always_fits = min(max_model_len, self._room * state.kv.block_size)  # tokens of one request
         self._async = asynchronous
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
@@ -193,7 +192,7 @@ class Replica:
             kv.free -= more
             blocks_end += more
         state.step = first_step + steps
-        gaps = batch.decodes
+        gaps = batch.decodes - batch.padding
         if self._surplus:
             gaps -= self._surplus
             self._surplus = 0
@@ -288,9 +287,9 @@ class Replica:
         """Ends of the steps until something can change: a finish, a block that is not there, the line of the cost."""
         state, (base, slope, floor, upto) = self.state, line
         step = state.decodes.step
-        steps = state.decodes.next_finish - step + 1
+        steps = min(state.decodes.next_finish - step + 1, batch.horizon)
         if steps > 1:
-            free = state.kv.free - self._spare_blocks
+            free = state.kv.free - batch.spare_blocks
             steps = 1 if free < 0 else 1 + state.decodes.steps_within(step + 1, free, steps - 1)
         decodes, kv_tokens = batch.decodes, batch.kv_tokens
         if kv_tokens + (steps - 1) * decodes > upto:

@@ -6,9 +6,13 @@ queue, the running requests and the KV cache, never a true output length. What e
 
 from __future__ import annotations
 
+from sim.schedulers.llama_cpp import LlamaCpp
+from sim.schedulers.mlc import MlcLlm
 from sim.schedulers.orca import Orca
 from sim.schedulers.policy import Scheduler
 from sim.schedulers.sarathi import SarathiServe
+from sim.schedulers.static_batching import StaticBatching
+from sim.schedulers.tgi import Tgi
 from sim.schedulers.vllm_v0 import VllmV0
 from sim.schedulers.vllm_v1 import VllmV1
 
@@ -19,5 +23,9 @@ SCHEDULERS = {
     "vllm-v0": VllmV0,
     "sarathi": SarathiServe,
     "orca": Orca,
+    "llama.cpp": LlamaCpp,
+    "mlc-llm": MlcLlm,
+    "static": StaticBatching,
+    "tgi": Tgi,
 }
 """Policy name -> class; its fields are the engine options it takes."""

@@ -15,9 +15,6 @@ class Scheduler:
     cache: type[KVCache] = KVCache
     """How it takes blocks."""
 
-    spare_blocks = 0
-    """Free blocks that it wants to see for decoding requests to go on, whatever they take."""
-
     reserves = False
     """Whether a request is admitted with blocks for its prompt and its `max_tokens`, so that decoding takes none."""
 
