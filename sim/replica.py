@@ -22,7 +22,7 @@ from simpy import Event
 
 from sim.clock import At, Clock
 from sim.gaps import Gaps
-from sim.request import Request
+from sim.request import NEVER, Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
 from sim.steplog import CANCELLED, LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, STOP, UNFINISHED, Log
@@ -59,7 +59,8 @@ class Replica:
         self._log = log
         self._on_finish = on_finish
         self._max_model_len = max_model_len
-        self._always_fits = min(max_model_len, state.kv.usable * state.kv.block_size)  # tokens of one request
+        room = state.kv.usable * state.kv.block_size
+        self._always_fits = min(max_model_len, room, scheduler.longest_prompt)  # tokens of one request
         self._async = asynchronous
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
@@ -289,6 +290,7 @@ class Replica:
         steps = state.decodes.next_finish - step + 1
         if steps > 1:
             steps = 1 + state.decodes.steps_within(step + 1, state.kv.free, steps - 1)
+        steps = min(steps, batch.most_steps)
         decodes, kv_tokens = batch.decodes, batch.kv_tokens
         if kv_tokens + (steps - 1) * decodes > upto:
             steps = int((upto - kv_tokens) / decodes) + 1
@@ -310,7 +312,8 @@ class Replica:
     def _catch_up(self, batch: Batch) -> bool:
         """After an asynchronous plan: release what ended and let in what arrived. True if the next plan may differ."""
         state, ended, incoming = self.state, self._ended, self._incoming
-        unmoved = bool(state.waiting) and not state.by_priority  # the head of the queue, whatever arrives
+        # The head of the queue is who it was, whatever arrives, and waits for no others.
+        unmoved = bool(state.waiting) and not state.by_priority and batch.most_steps == NEVER
         surplus = 0
         for request in ended:
             if request.outcome != CANCELLED:
@@ -397,12 +400,13 @@ class Replica:
     def _rejection(self, request: Request) -> int:
         """The outcome of a request that can never be served, or 0.
 
-        That it will never fit the KV cache follows from its true length, which the engine does not know: vLLM would let
-        it run and preempt it for ever.
+        Unless its policy reserves, that it will never fit the KV cache follows from its true length, which the engine
+        does not know: vLLM would let it run and preempt it for ever.
         """
-        if request.prompt_tokens >= self._max_model_len:
+        if request.prompt_tokens >= min(self._max_model_len, self._scheduler.longest_prompt + 1):
             return PROMPT_TOO_LONG
         if request.prompt_tokens + request.max_tokens > self._max_model_len:
             return OVER_MAX_MODEL_LEN
         kv = self.state.kv
-        return OVER_KV_CACHE if kv.blocks(request.prompt_tokens + request.output_tokens - 1) > kv.usable else 0
+        last = request.max_tokens if self._scheduler.reserves else request.output_tokens - 1
+        return OVER_KV_CACHE if kv.blocks(request.prompt_tokens + last) > kv.usable else 0

@@ -19,16 +19,17 @@ class Batch:
     `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
     decode one token each, over `kv_tokens` tokens in KV before the step. `paused`: none of those that decode are in it
     (their number is then 0 here). `skipped`: single decoding requests left out; `preempted`: requests that lost their
-    KV to this plan. An empty batch is no step: who is left out of it stays as he was.
+    KV to this plan; after `most_steps` like it the policy wants to be asked again, whatever happens. An empty batch is no step: who is left out of it stays as he was.
     """
 
-    __slots__ = ("chunks", "decodes", "kv_tokens", "paused", "preempted", "skipped")
+    __slots__ = ("chunks", "decodes", "kv_tokens", "most_steps", "paused", "preempted", "skipped")
 
     def __init__(self) -> None:
         self.chunks: list[tuple[Request, int, int]] = []
         self.decodes = 0
         self.kv_tokens = 0
         self.paused = False
+        self.most_steps = NEVER
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
 
@@ -66,10 +67,12 @@ class State:
         else:
             self.waiting.append(request)
 
-    def admit(self, batch: Batch, tokens: int, found: int) -> None:
+    def admit(self, batch: Batch, tokens: int, found: int = 0, reserve: int = 0) -> None:
         """Move the head of the queue into the batch with its first chunk of `tokens` prompt tokens, after the `found`
-        tokens that the lookup just made has found in the cache."""
+        tokens that the lookup just made has found in the cache. A cache that reserves gives it blocks for `reserve`
+        tokens."""
         request = self.waiting.popleft()
+        request.reserved_tokens = reserve
         if found:
             self.kv.claim(request)
             if request.ticket < 0:

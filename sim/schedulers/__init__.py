@@ -8,33 +8,19 @@ while nothing but decoding happens: when not, the replica need not stop for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from sim.schedulers.policy import Scheduler
+from sim.schedulers.tensorrt_llm import TensorrtLlm
 from sim.schedulers.vllm_v1 import VllmV1
-from sim.state import Batch, State
 
 if TYPE_CHECKING:
     from calibrate.engine import EngineSpec
 
 
-class Scheduler(Protocol):
-    """What the replica asks of a policy."""
+__all__ = ["SCHEDULERS", "Scheduler", "scheduler_of"]
 
-    @property
-    def by_priority(self) -> bool:
-        """Whether requests wait by their priority, not as they came."""
-        ...
-
-    def plan(self, state: State) -> Batch:
-        """The next step's batch."""
-        ...
-
-    def arrival_matters(self, state: State) -> bool:
-        """Whether an arrival could change the next plan of a replica that only decodes."""
-        ...
-
-
-SCHEDULERS = {"vllm-v1": VllmV1}
+SCHEDULERS: dict[str, type[Scheduler]] = {"tensorrt-llm": TensorrtLlm, "vllm-v1": VllmV1}
 """Policy name -> class; its fields are what the engine's `policy` gives it."""
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from sim import schedulers
 from tests.sim.oracle.parts import Naive
+from tests.sim.oracle.tensorrt_llm import TensorrtLlm
 from tests.sim.oracle.vllm_v1 import VllmV1
 
 __all__ = ["Naive", "oracle"]
 
 COUNTERPARTS = {
+    "tensorrt-llm": TensorrtLlm,
     "vllm-v1": VllmV1,
 }
 
