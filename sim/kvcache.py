@@ -21,6 +21,9 @@ class KVCache:
 
     __slots__ = ("block_size", "free", "usable")
 
+    grows = True
+    """Whether decoding requests take blocks as they go."""
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.usable = num_blocks - 1
@@ -51,3 +54,26 @@ class KVCache:
         """Take back the blocks of `tokens` tokens. A cache keeps the full ones among the first `kept` tokens; `again`:
         the request will look for them."""
         self.free -= -tokens // self.block_size
+
+
+class Reserved(KVCache):
+    """Blocks are taken at admission, for as many tokens as the policy says (`Request.reserved_tokens`)."""
+
+    __slots__ = ()
+
+    def grow(self, request: Request, before: int, after: int) -> None:
+        """A request that is admitted gets all its blocks at once."""
+        if before == 0:
+            self.free -= self.blocks(request.reserved_tokens)
+
+    def release(self, request: Request, tokens: int, kept: int, again: bool) -> None:
+        """Take back what was reserved, and what decoding has taken beyond it."""
+        self.free += self.blocks(max(tokens, request.reserved_tokens))
+
+
+class ReservedToTheEnd(Reserved):
+    """As much is reserved as a request can ever need."""
+
+    __slots__ = ()
+
+    grows = False

@@ -59,7 +59,9 @@ class Replica:
         self._log = log
         self._on_finish = on_finish
         self._max_model_len = max_model_len
-        room = state.kv.usable * state.kv.block_size
+        self._room = scheduler.room(state.kv)
+        self._spare_blocks = scheduler.spare_blocks
+        room = self._room * state.kv.block_size
         self._always_fits = min(max_model_len, room, scheduler.longest_prompt)  # tokens of one request
         self._async = asynchronous
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
@@ -289,7 +291,8 @@ class Replica:
         step = state.decodes.step
         steps = state.decodes.next_finish - step + 1
         if steps > 1:
-            steps = 1 + state.decodes.steps_within(step + 1, state.kv.free, steps - 1)
+            free = state.kv.free - self._spare_blocks
+            steps = 1 if free < 0 else 1 + state.decodes.steps_within(step + 1, free, steps - 1)
         steps = min(steps, batch.most_steps)
         decodes, kv_tokens = batch.decodes, batch.kv_tokens
         if kv_tokens + (steps - 1) * decodes > upto:
@@ -407,6 +410,5 @@ class Replica:
             return PROMPT_TOO_LONG
         if request.prompt_tokens + request.max_tokens > self._max_model_len:
             return OVER_MAX_MODEL_LEN
-        kv = self.state.kv
         last = request.max_tokens if self._scheduler.reserves else request.output_tokens - 1
-        return OVER_KV_CACHE if kv.blocks(request.prompt_tokens + last) > kv.usable else 0
+        return OVER_KV_CACHE if self.state.kv.blocks(request.prompt_tokens + last) > self._room else 0

@@ -19,7 +19,8 @@ class Batch:
     `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
     decode one token each, over `kv_tokens` tokens in KV before the step. `paused`: none of those that decode are in it
     (their number is then 0 here). `skipped`: single decoding requests left out; `preempted`: requests that lost their
-    KV to this plan; after `most_steps` like it the policy wants to be asked again, whatever happens. An empty batch is no step: who is left out of it stays as he was.
+    KV to this plan; after `most_steps` like it the policy wants to be asked again, whatever happens. An empty batch is
+    no step: who is left out of it stays as he was.
     """
 
     __slots__ = ("chunks", "decodes", "kv_tokens", "most_steps", "paused", "preempted", "skipped")
@@ -53,7 +54,7 @@ class State:
     def __init__(self, kv: KVCache, by_priority: bool = False) -> None:
         self.kv = kv
         self.by_priority = by_priority
-        self.decodes = Decodes(kv.block_size)
+        self.decodes = Decodes(kv.block_size, kv.grows)
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.prefilling: dict[int, Request] = {}

@@ -12,9 +12,10 @@ which the engine takes with its first chunk and we with each; a prompt shorter t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from sim.request import NEVER
 from sim.schedulers.policy import Scheduler
 from sim.state import Batch, State
 
@@ -36,15 +37,13 @@ class TensorrtLlm(Scheduler):
     _waited: int = 0  # steps without prompts that could have been there
     _last: int = -1  # the last step that a prompt had to wait for, while some wait
 
-    @property
-    def reserves(self) -> bool:
-        """A request is admitted with room for its `max_tokens`."""
-        return self.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
+    reserves: bool = field(init=False)
+    longest_prompt: int = field(init=False, default=NEVER)
 
-    @property
-    def longest_prompt(self) -> int:
-        """A whole prompt must fit a step."""
-        return 2**62 if self.enable_chunked_prefill else self.max_num_tokens
+    def __post_init__(self) -> None:
+        self.reserves = self.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
+        if not self.enable_chunked_prefill:
+            self.longest_prompt = self.max_num_tokens
 
     def plan(self, state: State) -> Batch:
         """The next step's batch; takes its blocks."""

@@ -10,7 +10,6 @@ import numpy as np
 from calibrate.engine import FrontEndTime
 from sim.clock import Clock
 from sim.frontend import FrontEnd
-from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
 from sim.replica import Replica
 from sim.source import Desk
@@ -52,7 +51,7 @@ def simulate(
 ):
     """Run `source` on one replica; (the replica, its log). The invariants have been checked."""
     clock, log = Clock(), Log()
-    kv = kv or KVCache(num_blocks, block_size)
+    kv = kv or policy.cache(num_blocks, block_size)
     state = State(kv, policy.by_priority)
     replica = Replica(
         0, clock, state, policy, cost, log, source.on_finish, max_model_len=max_model_len, asynchronous=asynchronous

@@ -43,8 +43,8 @@ class Blocks:
         r.blocks = list(found)
 
     def take(self, r):
-        """As many new blocks as `r` needs for what is computed with this step."""
-        while len(r.blocks) * self.size < r.computed:
+        """As many new blocks as `r` needs for what is computed with this step, or reserved."""
+        while len(r.blocks) * self.size < max(r.computed, r.reserved):
             b = self.queue.popleft()
             if self.content[b] is not None:
                 self.content[b] = None
@@ -79,6 +79,7 @@ class Naive:
     priority: int = 0
     entered_s: float = 0.0
     computed: int = 0
+    reserved: int = 0  # tokens for which it has blocks from its admission on
     out: int = 0  # output tokens delivered
     placeholders: int = 0  # output tokens in flight
     preemptions: int = 0

@@ -73,10 +73,6 @@ class TensorrtLlm(Oracle):
             return self.blocks(r.prompt + r.out)
         return self.blocks(r.computed + n) - self.blocks(r.computed)
 
-    def left(self, r):
-        """Tokens of `r` that can be computed: one when it decodes, none while its last one is in flight."""
-        return 0 if r.out + r.placeholders >= r.cap else r.prompt + r.out + r.placeholders - r.computed
-
     def chunk(self, r, budget):
         n = r.prompt + r.out - r.computed
         return n if n <= budget else budget // self.size * self.size
