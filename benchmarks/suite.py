@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -23,7 +23,7 @@ import servecast
 from servecast.requests import Requests
 from servecast.scenario import Scenario
 from servecast.setup import Setup, set_up
-from sim.schedulers import SCHEDULERS
+from sim.schedulers import scheduler_of
 from tests.reference import ROOT
 from tests.sim.oracle import Naive, oracle
 
@@ -128,11 +128,10 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     columns = few.arrival_s, few.prompt_tokens, few.output_tokens, few.max_tokens
     rows = zip(*(column.tolist() for column in columns), strict=True)
     naive = [Naive(i, *row) for i, row in enumerate(rows) if row[1] + row[3] <= engine.max_model_len]
-    policy = SCHEDULERS[engine.scheduler]
     naive_engine = oracle(
-        policy(**{f.name: getattr(engine, f.name) for f in fields(policy)}),
+        scheduler_of(engine),
         setup.cost,
-        setup.memory.num_gpu_blocks,
+        setup.memory.usable_blocks + 1,
         engine.block_size,
         engine.async_scheduling,
     )

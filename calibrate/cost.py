@@ -260,29 +260,18 @@ def _launch_s(engine: EngineSpec, tokens: NDArray[np.int64], chunks: bool) -> Fl
     """Seconds in which the host launches the kernels of a layer; none where a captured graph runs."""
     import numpy as np
 
-    captured, host = graph_sizes(engine, chunks), engine.host
-    beyond = host.compiled_layer_s if captured else host.uncaptured_layer_s
-    return np.where(tokens > max(captured, default=0), host.eager_layer_s if engine.enforce_eager else beyond, 0.0)
-
-
-def graph_sizes(engine: EngineSpec, chunks: bool = False) -> list[int]:
-    """The batches of tokens for which vLLM captures CUDA graphs, ascending: smaller ones are padded to the next. None
-    with `enforce_eager`, nor, for steps with prompt `chunks`, with `cudagraph_mode` FULL_DECODE_ONLY.
-
-    1, 2, 4, multiples of 8 below 256 and of `graph_stride` from there, up to twice `max_num_seqs` and `graph_limit`
-    (`_set_cudagraph_sizes` in vllm/config of each version).
-    """
-    if engine.enforce_eager or engine.cudagraph_mode == "NONE" or (chunks and "DECODE_ONLY" in engine.cudagraph_mode):
-        return []
-    most = min(2 * engine.max_num_seqs, engine.graph_limit, engine.max_num_batched_tokens)
-    return [n for n in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, engine.graph_stride)) if n <= most]
+    sizes, host = engine.graphs.mixed if chunks else engine.graphs.decode, engine.host
+    beyond = host.compiled_layer_s if engine.graphs.compiled and sizes else host.uncaptured_layer_s
+    none = tokens > max(sizes, default=0) if engine.graphs.padded else ~np.isin(tokens, sizes)
+    return np.where(none, host.eager_layer_s if engine.enforce_eager else beyond, 0.0)
 
 
 def padded_tokens(engine: EngineSpec, tokens: NDArray[np.int64], chunks: bool = False) -> NDArray[np.int64]:
     """The tokens that a step of so many computes, with or without prompt `chunks`."""
     import numpy as np
 
-    if not (captured := graph_sizes(engine, chunks)):
+    captured = engine.graphs.mixed if chunks else engine.graphs.decode
+    if not (captured and engine.graphs.padded):
         return tokens
     sizes = np.array(captured)
     at = np.searchsorted(sizes, tokens)
@@ -375,5 +364,8 @@ def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, price
         "tp": layout.tp,
         "dtype": model.dtype,
         "host": {**asdict(engine.host), **asdict(engine.front_end), "overlapped": engine.async_scheduling},
-        "sources": {**(sources if isinstance(sources, dict) else {}), "host": f"engines.yaml, {engine.preset}"},
+        "sources": {
+            **(sources if isinstance(sources, dict) else {}),
+            "host": f"engine-{engine.engine}.yaml, {engine.preset}",
+        },
     }

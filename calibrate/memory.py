@@ -1,4 +1,5 @@
-"""Does it fit, and how many KV tokens are left? The arithmetic of vLLM's start-up, one GPU of the replica at a time.
+"""Does it fit, and how many KV tokens are left? The arithmetic of the engine's start-up, one GPU of the replica at a
+time.
 
 Everything is per rank; all ranks are alike under tensor parallelism. Overheads are formulas checked against a few
 published start-up logs, not measurements of this model on this GPU: a logged block count (`num_gpu_blocks_override`)
@@ -31,7 +32,7 @@ LOGIT_COPIES = 2
 class MemoryPlan:
     """Bytes of one GPU, and the KV pool that is left. `num_gpu_blocks` counts as the engine logs it.
 
-    `kv_tokens` is what requests can use: one block is the null block. `max_concurrency` is the number of sequences of
+    `kv_tokens` is what requests can use: all but vLLM's null block. `max_concurrency` is the number of sequences of
     `max_model_len` tokens that the pool holds, as the engine logs it. `overridden` says that
     `num_gpu_blocks_override`, not the arithmetic, set the pool; `kv_bytes` is then that pool's size.
     """
@@ -49,11 +50,17 @@ class MemoryPlan:
     num_gpu_blocks: int
     max_concurrency: float
     overridden: bool
+    null_blocks: int = 1
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that requests can hold."""
+        return self.num_gpu_blocks - self.null_blocks
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that requests can hold in KV: all blocks but the null block."""
-        return (self.num_gpu_blocks - 1) * self.block_size
+        """Tokens that requests can hold in KV."""
+        return self.usable_blocks * self.block_size
 
     @property
     def block_bytes(self) -> int:
@@ -66,22 +73,24 @@ def plan_memory(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineS
     to start or run out of memory, and for a model whose KV cache or kernels are not known."""
     model = served(model, engine)
     check_simulated(model)
-    budget = int(gpu.visible_bytes * engine.gpu_memory_utilization)
     weights = model.weight_bytes(layout.tp)
     overhead = _overhead_bytes(model, layout, engine)
+    budget = _budget_bytes(gpu, engine, weights + overhead)
     per_token = model.kv_bytes_per_token(layout.tp)
     block_bytes = per_token * engine.block_size
     length_blocks = -(-engine.max_model_len // engine.block_size)
     least_blocks = length_blocks + engine.strict_pool_check
-    available = budget - weights - overhead
+    available = budget - weights - (0 if engine.memory_rule == "static" else overhead)
     override = engine.num_gpu_blocks_override
     blocks = max(0, available // block_bytes) if override is None else override
     problem = ""
     if override is not None and weights + overhead + override * block_bytes > gpu.visible_bytes:
-        problem = f"num_gpu_blocks_override {override} needs {_gib(override * block_bytes)} of KV cache"
+        problem = (
+            f"{engine.name_of('num_gpu_blocks_override')} {override} needs {_gib(override * block_bytes)} of KV cache"
+        )
     elif override is None and available <= 0:
         problem = "nothing is left for KV cache"
-    elif override is None and available < least_blocks * block_bytes:
+    elif override is None and engine.memory_rule == "total" and available < least_blocks * block_bytes:
         problem = (
             f"one sequence of max_model_len {engine.max_model_len} needs {_gib(least_blocks * block_bytes)} of KV "
             f"cache and {_gib(available)} is left"
@@ -93,9 +102,10 @@ def plan_memory(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineS
             f"raise it, or lower max_model_len to {(override - 1) * engine.block_size}"
         )
     if problem:
+        share, of = engine.name_of("gpu_memory_utilization"), " of what is free" * (engine.memory_rule == "free")
         raise ServecastError(
             f"{model.name} does not fit {layout.tp} x {gpu.id}: per GPU {_gib(gpu.visible_bytes)} x "
-            f"gpu_memory_utilization {engine.gpu_memory_utilization:g} = {_gib(budget)}, weights {_gib(weights)}, "
+            f"{share} {engine.gpu_memory_utilization:g}{of} = {_gib(budget)}, weights {_gib(weights)}, "
             f"overhead {_gib(overhead)}: {problem}. {_fixes(model, layout, gpu, engine, blocks)}"
         )
     return MemoryPlan(
@@ -112,6 +122,7 @@ def plan_memory(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineS
         num_gpu_blocks=blocks,
         max_concurrency=blocks / length_blocks,
         overridden=override is not None,
+        null_blocks=int(engine.null_block),
     )
 
 
@@ -159,10 +170,10 @@ def _fixes(model: ModelSpec, layout: Parallelism, gpu: Gpu, engine: EngineSpec, 
         return f"Lower it to at most {room} blocks (they are per engine, never times tp)" if room > 1 else "Raise tp"
     fixes = []
     if (usable := blocks - engine.strict_pool_check) > 0:
-        fixes.append(f"lower max_model_len to at most {usable * engine.block_size}")
+        fixes.append(f"lower {engine.name_of('max_model_len')} to at most {usable * engine.block_size}")
     # not above 0.97: what the driver and other processes hold is outside the engine's share
     if (share := math.ceil(100 * _needed_bytes(model, layout, engine) / gpu.visible_bytes) / 100) <= 0.97:
-        fixes.append(f"raise gpu_memory_utilization to {share:g}")
+        fixes.append(f"raise {engine.name_of('gpu_memory_utilization')} to {share:g}")
     larger = next(
         (tp for tp in range(layout.tp + 1, gpu.gpus_per_node + 1) if _holds(model, Parallelism(tp), gpu, engine)), 0
     )
@@ -180,6 +191,15 @@ def _needed_bytes(model: ModelSpec, layout: Parallelism, engine: EngineSpec) -> 
     blocks = -(-engine.max_model_len // engine.block_size) + engine.strict_pool_check
     kv_bytes = blocks * engine.block_size * model.kv_bytes_per_token(layout.tp)
     return model.weight_bytes(layout.tp) + _overhead_bytes(model, layout, engine) + kv_bytes
+
+
+def _budget_bytes(gpu: Gpu, engine: EngineSpec, fixed: int) -> int:
+    """What the engine's rule gives to weights, overhead and KV cache together (to weights and KV cache, where it keeps
+    the overhead apart: `static`); `fixed` bytes are weights and overhead."""
+    share = engine.gpu_memory_utilization
+    if engine.memory_rule == "free":
+        return fixed + int((gpu.visible_bytes - fixed) * share)
+    return int(gpu.visible_bytes * share)
 
 
 def _overhead_bytes(model: ModelSpec, layout: Parallelism, engine: EngineSpec) -> int:

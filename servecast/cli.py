@@ -194,9 +194,13 @@ def _resolved(setup: Setup) -> str:
     from servecast.yamlfile import dump_yaml
 
     text = dump_yaml(setup.resolved())
-    lines = []
+    lines, section = [], ""
     for line in text.splitlines():
         option = line.strip().partition(":")[0]
+        if not line.startswith("    "):
+            section = option
+        elif f"{section}.{option}" in setup.engine.sources:
+            option = f"{section}.{option}"
         source = setup.engine.sources.get(option) if line.startswith("  ") else None
         lines.append(f"{line}  # {source}" if source else line)
     notes = [f"# {note}" for note in (*setup.engine.notes, *setup.requests.trace.notes)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
 from sim.result import Classes, Deployment
 from sim.result import Result as Outcome
-from sim.schedulers import SCHEDULERS, Scheduler
+from sim.schedulers import scheduler_of
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
 from workloads.content import content_of
 
@@ -70,7 +69,7 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
         replicas=setup.replicas,
         fixed_memory_bytes=memory.weight_bytes + memory.activation_bytes + memory.cuda_graph_bytes
         + memory.communication_bytes + memory.non_torch_bytes,
-        kv_blocks=memory.num_gpu_blocks - 1,
+        kv_blocks=memory.usable_blocks,
         block_size=memory.block_size,
         kv_bytes_per_token=memory.kv_bytes_per_token,
         prefix_caching=setup.engine.enable_prefix_caching,
@@ -100,7 +99,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "seed": setup.scenario.seed,
         "scenario": setup.resolved(),
         "engine_options": {
-            option: {"value": getattr(engine, option), "source": source} for option, source in engine.sources.items()
+            option: {"value": engine.options[option], "source": source} for option, source in engine.sources.items()
         },
         "workload": {
             "source": requests.trace.source,
@@ -146,19 +145,17 @@ def _classes(setup: Setup) -> Classes | None:
 
 
 def _pool(setup: Setup) -> Pool:
-    engine = setup.engine
-    policy = SCHEDULERS[engine.scheduler]
-    scheduler: Scheduler = policy(**{f.name: getattr(engine, f.name) for f in fields(policy)})
+    engine, scheduler = setup.engine, scheduler_of(setup.engine)
     return Pool(
         replicas=setup.replicas,
         scheduler=scheduler,
         cost=setup.cost,
-        num_blocks=setup.memory.num_gpu_blocks,
+        num_blocks=setup.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
         block_size=engine.block_size,
         max_model_len=engine.max_model_len,
         asynchronous=engine.async_scheduling,
         front_end=engine.front_end,
-        cache=_cache(setup) if engine.enable_prefix_caching else KVCache,
+        cache=_cache(setup) if engine.enable_prefix_caching else scheduler.cache,
     )
 
 

@@ -15,6 +15,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator, model
 from calibrate.engine import check_options, resolve_engine
 from calibrate.hardware import load_gpu
 from calibrate.models import load_model
+from calibrate.options import refusals
 from servecast.errors import ServecastError, one_of
 from servecast.mistakes import MistakeError, say
 from servecast.parts import Count, Part, Time, known, named
@@ -98,6 +99,7 @@ class Scenario(Part):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     _file: YamlFile | None = PrivateAttr(None)
+    _notes: list[str] = PrivateAttr(default_factory=list)
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -112,6 +114,11 @@ class Scenario(Part):
         except ServecastError as error:
             raise MistakeError(problem.removeprefix("engine") for problem in error.problems) from None
         return options
+
+    @property
+    def notes(self) -> list[str]:
+        """What of the file does not apply, since an override changed the engine's preset."""
+        return self._notes
 
     def at(self, problem: str) -> str:
         """`problem`, which begins with a key path, with the file and line of that key where there are any."""
@@ -132,14 +139,35 @@ def load_scenario(path: str | Path, overrides: Iterable[str] | Mapping[str, obje
     file = load_yaml(Path(path), overrides)
     if file.data.get("name") is None:
         file.data["name"] = Path(path).stem
+    notes = _leave_out(file)
     try:
         scenario = Scenario.model_validate(file.data)
     except ValidationError as error:
         short_form = isinstance(cluster := file.data.get("cluster"), dict) and "pools" not in cluster
         problems = [p for e in error.errors() for p in _said(e, short_form)]
         raise ServecastError(*map(file.at, problems + _engine_problems(file.data, problems))) from None
-    scenario._file = file
+    scenario._file, scenario._notes = file, notes
     return scenario
+
+
+def _leave_out(file: YamlFile) -> list[str]:
+    """Take the file's engine options out that the preset of an override does not have; what was left out, in words.
+
+    What was given beside the override stays, to be refused."""
+    engine = file.data.get("engine")
+    if not isinstance(engine, dict) or not file.places.get("engine.preset", "").startswith("--set"):
+        return []
+    notes = []
+    for key in [key for key in engine if key != "preset" and not file.places[f"engine.{key}"].startswith("--set")]:
+        try:
+            why = refusals({"preset": engine["preset"], key: engine[key]})
+        except ServecastError:
+            return []  # no such preset, which is said elsewhere
+        if why:
+            said = "; ".join(each.removeprefix("engine.") for each in why)
+            notes.append(f"left out with the change to {engine['preset']}: {said}")
+            del engine[key]
+    return notes
 
 
 def _said(error: Any, short_form: bool) -> list[str]:

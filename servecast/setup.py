@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from calibrate.cost import CompiledCost, compile_cost
-from calibrate.engine import MODELLED, EngineSpec, resolve_engine
+from calibrate.engine import EngineSpec, resolve_engine
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.layout import Parallelism, check_layout
 from calibrate.memory import MemoryPlan, plan_memory
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
+from calibrate.options import nested
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
 from calibrate.serving import served
@@ -22,6 +23,7 @@ from servecast.keyed import keyed
 from servecast.profiles import DATASHEET, prices_of
 from servecast.requests import Requests, requests_of
 from servecast.scenario import HostPart, Scenario, is_path
+from sim.schedulers import scheduler_of
 
 T = TypeVar("T")
 
@@ -50,9 +52,7 @@ class Setup:
         """The scenario as a plain mapping that can be loaded again, with every engine option filled in."""
         plain: dict[str, Any] = self.scenario.model_dump(exclude_none=True, exclude_defaults=True)
         plain["name"] = self.scenario.name
-        plain["engine"] = {"preset": self.engine.preset} | {
-            option: getattr(self.engine, option) for option in MODELLED if option in self.engine.sources
-        }
+        plain["engine"] = {"preset": self.engine.preset} | nested(self.engine.options)
         plain["cluster"] = self.scenario.cluster.model_dump(exclude_none=True)
         for pool in plain["cluster"]["pools"]:
             if pool.get("profile", DATASHEET) != DATASHEET:
@@ -92,7 +92,7 @@ def set_up(scenario: Scenario) -> Setup:
     if prices and scenario.host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, scenario.host.kernels))
     if named:
-        engine = ask(lambda: with_host(resolve_engine(scenario.engine, gpu, named), scenario.host))
+        engine = ask(lambda: _engine(scenario, gpu, named, layout))
         model = ask(lambda: keyed("engine", lambda: served(named, engine))) if engine else None
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
@@ -101,11 +101,8 @@ def set_up(scenario: Scenario) -> Setup:
             if prices:
                 cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
     requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
-    if engine and requests and requests.priority is not None and engine.scheduling_policy == "fcfs":
-        problems.append(
-            "workload.classes: they have priorities, which vLLM refuses unless the engine's scheduling_policy is "
-            "priority; set that, or take the priorities out"
-        )
+    if engine and requests and requests.priority is not None and not scheduler_of(engine).by_priority:
+        problems.append(f"workload.classes: they have priorities, {_no_priorities(engine)}, or take the priorities out")
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in problems))
     assert model
@@ -115,6 +112,11 @@ def set_up(scenario: Scenario) -> Setup:
     assert cost
     assert requests
     return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests)
+
+
+def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism) -> EngineSpec:
+    engine = with_host(resolve_engine(scenario.engine, gpu, model, layout), scenario.host)
+    return replace(engine, notes=(*engine.notes, *scenario.notes))
 
 
 def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:
@@ -130,6 +132,12 @@ def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:
         host=replace(engine.host, **{name: s for name, s in times.items() if s is not None}),
         front_end=replace(engine.front_end, **{name: s for name, s in front_end.items() if s is not None}),
     )
+
+
+def _no_priorities(engine: EngineSpec) -> str:
+    if "scheduling_policy" in engine.options:
+        return "which vLLM refuses unless the engine's scheduling_policy is priority; set that"
+    return f"which {engine.preset} does not look at; take an engine that does"
 
 
 def _profile(scenario: Scenario) -> Path | str | None:

@@ -22,7 +22,7 @@ from simpy import Event
 
 from sim.clock import At, Clock
 from sim.gaps import Gaps
-from sim.request import Request
+from sim.request import NEVER, Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
 from sim.steplog import CANCELLED, LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, STOP, UNFINISHED, Log
@@ -60,7 +60,8 @@ class Replica:
         self._on_finish = on_finish
         self._max_model_len = max_model_len
         self._room = scheduler.room(state.kv)
-        self._always_fits = min(max_model_len, self._room * state.kv.block_size)  # tokens of one request
+        room = self._room * state.kv.block_size
+        self._always_fits = min(max_model_len, room, scheduler.longest_prompt)  # tokens of one request
         self._async = asynchronous
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
@@ -287,7 +288,7 @@ class Replica:
         """Ends of the steps until something can change: a finish, a block that is not there, the line of the cost."""
         state, (base, slope, floor, upto) = self.state, line
         step = state.decodes.step
-        steps = min(state.decodes.next_finish - step + 1, batch.horizon)
+        steps = min(state.decodes.next_finish - step + 1, batch.most_steps)
         if steps > 1:
             free = state.kv.free - batch.spare_blocks
             steps = 1 if free < 0 else 1 + state.decodes.steps_within(step + 1, free, steps - 1)
@@ -312,7 +313,8 @@ class Replica:
     def _catch_up(self, batch: Batch) -> bool:
         """After an asynchronous plan: release what ended and let in what arrived. True if the next plan may differ."""
         state, ended, incoming = self.state, self._ended, self._incoming
-        unmoved = bool(state.waiting) and not state.by_priority  # the head of the queue, whatever arrives
+        # The head of the queue is who it was, whatever arrives, and waits for no others.
+        unmoved = bool(state.waiting) and not state.by_priority and batch.most_steps == NEVER
         surplus = 0
         for request in ended:
             if request.outcome != CANCELLED:
@@ -402,7 +404,7 @@ class Replica:
         Unless its policy reserves, that it will never fit the KV cache follows from its true length, which the engine
         does not know: vLLM would let it run and preempt it for ever.
         """
-        if request.prompt_tokens >= self._max_model_len:
+        if request.prompt_tokens >= min(self._max_model_len, self._scheduler.longest_prompt + 1):
             return PROMPT_TOO_LONG
         if request.prompt_tokens + request.max_tokens > self._max_model_len:
             return OVER_MAX_MODEL_LEN

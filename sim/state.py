@@ -23,11 +23,19 @@ class Batch:
     of it stays as he was.
 
     A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
-    how many steps it wants to plan again (`horizon`), or how many blocks it wants to see free (`spare_blocks`).
+    how many steps it wants to plan again (`most_steps`), or how many blocks it wants to see free (`spare_blocks`).
     """
 
     __slots__ = (
-        "chunks", "decodes", "horizon", "kv_tokens", "padding", "paused", "preempted", "skipped", "spare_blocks",
+        "chunks",
+        "decodes",
+        "kv_tokens",
+        "most_steps",
+        "padding",
+        "paused",
+        "preempted",
+        "skipped",
+        "spare_blocks",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -36,7 +44,7 @@ class Batch:
         self.kv_tokens = 0
         self.paused = False
         self.padding = 0
-        self.horizon = NEVER
+        self.most_steps = NEVER
         self.spare_blocks = 0
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []

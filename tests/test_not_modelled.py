@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.catalog import read
-from calibrate.engine import ELSEWHERE, MODELLED
+from calibrate.options import family
 
 PAGE = Path(__file__).parents[1] / "docs" / "not-modelled.md"
 
@@ -28,5 +27,6 @@ def test_every_option_of_vllm_is_placed() -> None:
     options = [x.target.id for x in args.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)]
     assert len(options) > 200
     patterns = re.findall(r"`([a-z0-9_*]+)`", PAGE.read_text("utf-8").split("## vLLM's options")[1])
-    known = {*MODELLED, *ELSEWHERE, *read("engines")["unmodelled"]}
+    vllm = family("vllm")
+    known = {"preset", *vllm["options"], *vllm["elsewhere"], *vllm["unmodelled"]}
     assert not [option for option in options if option not in known and not any(fnmatch(option, p) for p in patterns)]

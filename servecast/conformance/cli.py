@@ -67,22 +67,22 @@ def check(scenario: Path, file: Path, overrides: tuple[str, ...]) -> None:
 
     Requests arrive and steps begin when they did in the engine; what a step holds is planned anew and compared.
     """
-    from dataclasses import fields
-
     from calibrate.observe.read import read_steps
     from servecast.conformance.check import check_conformance
     from servecast.scenario import load_scenario
     from servecast.setup import set_up
-    from sim.schedulers import SCHEDULERS
+    from sim.schedulers import scheduler_of
 
     run = read_steps(file)
     setup = set_up(load_scenario(scenario, overrides))
     engine = setup.engine
-    policy = SCHEDULERS[engine.scheduler]
-    scheduler = policy(**{f.name: getattr(engine, f.name) for f in fields(policy)})
+    if engine.engine != "vllm":
+        raise ServecastError(
+            f"engine.preset: {engine.preset} is not vLLM, whose steps {file} holds; take a preset of it"
+        )
     for warning in contradictions(run, setup):
         click.echo(f"Warning: {warning}.")
-    click.echo(check_conformance(run, scheduler, num_blocks(run, setup), engine.block_size).text())
+    click.echo(check_conformance(run, scheduler_of(engine), num_blocks(run, setup), engine.block_size).text())
 
 
 COMMANDS = (observe, check)
@@ -99,9 +99,9 @@ def contradictions(run: ObservedRun, setup: Setup) -> Iterator[str]:
     """Where what the engine said of itself is not what the scenario describes, each in a sentence without its stop."""
     facts, engine = run.facts, setup.engine
     for option in OPTIONS:
-        if option in facts and facts[option] != getattr(engine, option):
-            source = engine.sources.get(option, "the preset")
-            yield f"the engine ran with {option} {facts[option]}, the scenario has {getattr(engine, option)} ({source})"
+        if option in facts and facts[option] != engine.options[option]:
+            ours, source = engine.options[option], engine.sources.get(option, "the preset")
+            yield f"the engine ran with {option} {facts[option]}, the scenario has {ours} ({source})"
     if facts.get("tensor_parallel_size", setup.layout.tp) != setup.layout.tp:
         tp = facts["tensor_parallel_size"]
         yield f"the engine ran with tensor_parallel_size {tp}, the scenario has cluster.tp {setup.layout.tp}"

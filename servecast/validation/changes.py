@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calibrate.catalog import read
-from calibrate.engine import check_options, preset_names
+from calibrate.engine import check_options
+from calibrate.options import family
 from servecast.errors import ServecastError, one_of
 from servecast.parts import Part
 from servecast.scenario import Scenario
@@ -61,9 +61,10 @@ def changes(setup: Setup) -> Iterator[Change]:
         kernels = factor * (setup.scenario.host.kernels or 1.0)
         if 0.1 < kernels < 10:
             yield Change(f"kernels {words}", host={"kernels": kernels})
-    yield from _memory(setup)
-    yield from _switches(setup)
-    yield from _batches(setup)
+    if setup.engine.engine == "vllm":  # of others nobody has said which options differ between deployments
+        yield from _memory(setup)
+        yield from _switches(setup)
+        yield from _batches(setup)
     yield from _presets(setup)
 
 
@@ -96,22 +97,22 @@ def _memory(setup: Setup) -> Iterator[Change]:
 
 def _switches(setup: Setup) -> Iterator[Change]:
     for option, words in (("async_scheduling", "asynchronous scheduling"), ("enable_prefix_caching", "prefix caching")):
-        on = getattr(setup.engine, option)
+        on = setup.engine.options[option]
         yield Change(f"{words} {'off' if on else 'on'}", engine={option: not on})
 
 
 def _batches(setup: Setup) -> Iterator[Change]:
     """Limits of a batch that some version has by default on some GPU."""
-    rules = [rule for preset in read("engines")["presets"].values() for rule in preset["batch_defaults"]]
+    rules = [rule for preset in family(setup.engine.engine)["presets"].values() for rule in preset["batch_defaults"]]
     for option in ("max_num_seqs", "max_num_batched_tokens"):
-        now = getattr(setup.engine, option)
+        now = setup.engine.options[option]
         for value in sorted({rule[option] for rule in rules} - {now}):
             yield Change(f"{option} {value:,} instead of {now:,}", engine={option: value})
 
 
 def _presets(setup: Setup) -> Iterator[Change]:
     options = {key: value for key, value in setup.scenario.engine.items() if key != "preset"}
-    for preset in preset_names():
+    for preset in family(setup.engine.engine)["presets"]:
         if preset == setup.engine.preset:
             continue
         dropped = [key for key, value in options.items() if _refused(preset, key, value)]

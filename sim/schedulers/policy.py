@@ -4,6 +4,7 @@ alone must be said."""
 from __future__ import annotations
 
 from sim.kvcache import KVCache
+from sim.request import NEVER
 from sim.state import Batch, State
 
 
@@ -16,7 +17,10 @@ class Scheduler:
     """How it takes blocks."""
 
     reserves = False
-    """Whether a request is admitted with blocks for its prompt and its `max_tokens`, so that decoding takes none."""
+    """Whether a request is admitted with room for its prompt and its `max_tokens`, so that it is never preempted."""
+
+    longest_prompt = NEVER
+    """Tokens of the longest prompt that is not rejected."""
 
     @property
     def by_priority(self) -> bool:

@@ -49,7 +49,7 @@ class Tgi(Scheduler):
         self._joined = False
         batch.decodes, batch.kv_tokens = decodes.count, decodes.kv_tokens
         if state.waiting and waited < self.max_waiting_tokens:
-            batch.horizon = self.max_waiting_tokens - waited
+            batch.most_steps = self.max_waiting_tokens - waited
         return batch
 
     def arrival_matters(self, state: State) -> bool:

@@ -18,7 +18,7 @@ def parts(
 ) -> tuple[ModelSpec, Parallelism, Gpu, EngineSpec]:
     """Model (as the engine serves it), layout, GPU and engine by name."""
     spec, card = load_model(model), load_gpu(gpu)
-    engine = resolve_engine({"preset": preset, **options}, card, spec)
+    engine = resolve_engine({"preset": preset, **options}, card, spec, Parallelism(tp))
     return served(spec, engine), Parallelism(tp), card, engine
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.cost import CompiledCost, compile_cost, graph_sizes, kernels_s
+from calibrate.cost import CompiledCost, compile_cost, kernels_s
 from calibrate.datasheet import Datasheet
 from calibrate.hardware import load_gpu
 from calibrate.operators import attention_operators, prefill_attention, step_operators, step_work
@@ -223,4 +223,4 @@ def test_batches_are_padded_to_the_captured_graphs() -> None:
         ("vllm-0.32", "b200-sxm", 1024, (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))),
     ):
         engine = parts("llama-3.1-8b", gpu, preset=preset, max_num_seqs=seqs)[3]
-        assert graph_sizes(engine) == list(sizes)
+        assert list(engine.graphs.decode) == list(sizes)

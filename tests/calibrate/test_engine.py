@@ -32,9 +32,9 @@ def test_defaults_by_version_and_gpu(preset: str, gpu: str, tokens: int, seqs: i
     assert (engine.max_num_batched_tokens, engine.max_num_seqs) == (16384 if large else tokens, seqs)
     assert engine.gpu_memory_utilization == (0.92 if preset == "vllm-0.32" else 0.9)
     assert engine.async_scheduling is (preset != "vllm-0.10")
-    assert engine.scheduler_reserve_full_isl is (preset in ("vllm-0.19", "vllm-0.32"))
-    assert engine.long_prefill_alone_exempt is (preset == "vllm-0.32")
-    assert (engine.block_size, engine.max_model_len, engine.enable_chunked_prefill) == (16, 131072, True)
+    assert engine.policy["scheduler_reserve_full_isl"] is (preset in ("vllm-0.19", "vllm-0.32"))
+    assert engine.policy["long_prefill_alone_exempt"] is (preset == "vllm-0.32")
+    assert (engine.block_size, engine.max_model_len, engine.policy["enable_chunked_prefill"]) == (16, 131072, True)
     assert (engine.enable_prefix_caching, engine.blank_blocks_first) == (True, preset == "vllm-0.32")
 
 
@@ -106,7 +106,7 @@ def test_startup_checks() -> None:
     assert "chunked prefill off" in refusal(enable_chunked_prefill=False, max_num_batched_tokens=2048)
     over = {"max_model_len": 1000, "long_prefill_token_threshold": 1001}
     assert "above max_model_len" in refusal(preset="vllm-0.32", **over)
-    assert parts(MODEL, "h100-sxm", preset="vllm-0.19", **over)[3].long_prefill_token_threshold == 1001
+    assert parts(MODEL, "h100-sxm", preset="vllm-0.19", **over)[3].policy["long_prefill_token_threshold"] == 1001
     assert parts(MODEL, "h100-sxm", preset="vllm-0.32", block_size=48)[3].block_size == 48
     assert "above the 131072" in refusal(max_model_len=131073)
 

@@ -13,7 +13,7 @@ from calibrate.datasheet import Datasheet
 from calibrate.memory import plan_memory
 from sim.cluster import Cluster, Pool
 from sim.result import Deployment, Result
-from sim.schedulers.vllm_v1 import VllmV1
+from sim.schedulers import scheduler_of
 from sim.source import ClosedLoop, OpenLoop, Requests
 from tests.calibrate.helpers import parts
 from workloads.generate import generate, generate_lengths
@@ -45,9 +45,7 @@ def run(
         prompt, output = generate_lengths(n, 1, lengths)
         source = ClosedLoop(concurrency, Requests(prompt, output, output))
     blocks = kv_blocks or memory.num_gpu_blocks
-    scheduler = VllmV1(
-        engine.max_num_batched_tokens, engine.max_num_seqs, scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl
-    )
+    scheduler = scheduler_of(engine)
     cost = compile_cost(model, layout, engine, Datasheet(gpu))
     pool = Pool(
         replicas,

@@ -234,3 +234,16 @@ def test_text_survives_writing_and_reading(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("scenario", sorted(QUICKSTART.parent.glob("*.yaml")), ids=lambda path: path.stem)
 def test_bundled_scenarios_are_valid(scenario: Path) -> None:
     assert problems(scenario) == []
+
+
+def test_a_changed_preset_keeps_the_workload_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    text = QUICKSTART.read_text()
+    file = write(tmp_path, text.replace("preset: vllm-0.19", "preset: vllm-0.19, scheduler_reserve_full_isl: true"))
+    assert "scheduler_reserve_full_isl" in file.read_text()
+    scenario = load_scenario(file, ["engine.preset=vllm-0.15"])
+    assert scenario.workload == load_scenario(file).workload
+    assert "scheduler_reserve_full_isl" not in scenario.engine
+    (note,) = [note for note in set_up(scenario).engine.notes if "left out" in note]
+    assert note.startswith("left out with the change to vllm-0.15: scheduler_reserve_full_isl: vllm-0.15 does not have")
+    (problem,) = problems(file, ["engine.preset=vllm-0.15", "engine.scheduler_reserve_full_isl=true"])
+    assert "vllm-0.15 does not have this option" in problem

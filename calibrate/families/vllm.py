@@ -1,0 +1,118 @@
+"""vLLM's defaults by device, its start-up checks, and what its options mean.
+
+Sources of the defaults and rules: `catalog/engine-vllm.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from calibrate.hardware import GIB, Gpu
+from calibrate.layout import Parallelism
+from calibrate.model import ModelSpec
+from calibrate.options import Chosen
+from servecast.errors import ServecastError
+
+POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "long_prefill_token_threshold",
+          "scheduler_reserve_full_isl", "scheduling_policy")  # fmt: skip
+"""Options that its scheduler takes by these names; of the version: `long_prefill_alone_exempt` (the threshold does not
+bind the only request) and `preemption_skips_one`."""
+RULES = ("long_prefill_alone_exempt", "preemption_skips_one")
+SAME = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "enable_prefix_caching",
+        "async_scheduling", "enforce_eager", "fuse_allreduce_rms", "fi_allreduce_fusion_max_size_mb",
+        "dtype", "kv_cache_dtype", "quantization", "num_gpu_blocks_override")  # fmt: skip
+"""Options that the simulator knows by vLLM's names."""
+
+
+def resolve(
+    chosen: Chosen, layout: Parallelism, gpu: Gpu, model: ModelSpec, preset: Mapping[str, Any]
+) -> dict[str, Any]:
+    """See `calibrate.families`."""
+    values, default = chosen.values, chosen.default
+    default("max_model_len", model.max_position, " (the model's longest sequence)")
+    default("num_gpu_blocks_override", None)
+    default("quantization", None)
+    default("enforce_eager", False)
+    default("fi_allreduce_fusion_max_size_mb", None)
+    default("fuse_allreduce_rms", preset["fuse_allreduce"] and gpu.architecture in preset["fused_mib"])
+    default("dtype", "auto")
+    default("kv_cache_dtype", "auto")
+    _batch_defaults(chosen, gpu, preset)
+    if problems := _startup_checks(values, preset, model):
+        raise ServecastError(*problems)
+    eager = values["enforce_eager"]
+    return {name: values[name] for name in SAME} | {
+        "policy": {name: values[name] for name in POLICY} | {name: preset[name] for name in RULES},
+        "gpu_memory_utilization": float(values["gpu_memory_utilization"]),
+        "strict_pool_check": preset["strict_pool_check"],
+        "blank_blocks_first": preset["blank_blocks_first"],
+        "follows_checkpoint_kv": preset["follows_checkpoint_kv"],
+        "fused_mib": preset["fused_mib"].get(gpu.architecture, {}),
+        "memory_rule": "total",
+        "null_block": True,
+        "names": {},
+        "graphs": _graphs(values, preset["graph"], gpu),
+        "cuda_graph_bytes": 0 if eager else round(preset["cuda_graph_gib"] * GIB),
+    }
+
+
+def _graphs(values: Mapping[str, Any], rule: Mapping[str, int], gpu: Gpu) -> dict[str, Any]:
+    """The batches of tokens for which vLLM captures CUDA graphs: none with `enforce_eager`, nor, for steps with
+    prompts, with `cudagraph_mode` FULL_DECODE_ONLY.
+
+    1, 2, 4, multiples of 8 below 256 and of the stride from there, up to twice `max_num_seqs` and the limit
+    (`_set_cudagraph_sizes` in vllm/config of each version).
+    """
+    mode = values["cudagraph_mode"]
+    if values["enforce_eager"] or mode == "NONE":
+        return {"decode": (), "mixed": ()}
+    limit = rule.get(gpu.architecture, rule["limit"])
+    most = min(2 * values["max_num_seqs"], limit, values["max_num_batched_tokens"])
+    sizes = tuple(n for n in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, rule["stride"])) if n <= most)
+    return {"decode": sizes, "mixed": () if "DECODE_ONLY" in mode else sizes, "compiled": True}
+
+
+def _batch_defaults(chosen: Chosen, gpu: Gpu, preset: Mapping[str, Any]) -> None:
+    """vLLM's defaults for max_num_batched_tokens and max_num_seqs, with the caps it puts on its own defaults only."""
+    values = chosen.values
+    rule = next(
+        rule
+        for rule in preset["batch_defaults"]
+        if gpu.visible_bytes >= rule["min_memory_gib"] * GIB
+        and not ("except" in rule and rule["except"] in gpu.name.lower())
+    )
+    tokens, seqs = rule["max_num_batched_tokens"], rule["max_num_seqs"]
+    why = f" for {gpu.visible_bytes / GIB:.0f} GiB"
+    if not values["enable_chunked_prefill"]:
+        tokens = max(tokens, values["max_model_len"])
+    if preset["default_tokens_fit_sequences"]:
+        tokens = min(tokens, values.get("max_num_seqs", seqs) * values["max_model_len"])
+    chosen.default("max_num_batched_tokens", tokens, why)
+    chosen.default("max_num_seqs", min(seqs, values["max_num_batched_tokens"]), why)
+
+
+def _startup_checks(values: Mapping[str, Any], preset: Mapping[str, Any], model: ModelSpec) -> list[str]:
+    """vLLM's checks of one option against another, each with what to change."""
+    tokens, seqs, length = values["max_num_batched_tokens"], values["max_num_seqs"], values["max_model_len"]
+    threshold = values["long_prefill_token_threshold"]
+    problems = []
+    if tokens < seqs:
+        problems.append(
+            f"engine.max_num_batched_tokens {tokens} is below max_num_seqs {seqs}: "
+            f"raise it to at least {seqs}, or lower max_num_seqs to {tokens}"
+        )
+    if not values["enable_chunked_prefill"] and tokens < length:
+        problems.append(
+            f"engine.max_num_batched_tokens {tokens} is below max_model_len {length} with chunked prefill off: "
+            f"raise it to {length}, lower max_model_len to {tokens}, or leave chunked prefill on"
+        )
+    if preset["checks_threshold"] and threshold > length:
+        problems.append(
+            f"engine.long_prefill_token_threshold {threshold} is above max_model_len {length}: lower it (0 is off)"
+        )
+    if length > model.max_position:
+        problems.append(
+            f"engine.max_model_len {length} is above the {model.max_position} tokens that {model.name} allows"
+        )
+    return problems
