@@ -136,7 +136,7 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     naive_engine = oracle(
         scheduler_of(engine),
         setup.cost,
-        setup.memory.num_gpu_blocks,
+        setup.memory.usable_blocks + 1,
         engine.block_size,
         engine.async_scheduling,
         tables=tables_of(setup),
