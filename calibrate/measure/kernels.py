@@ -29,7 +29,7 @@ def gemm(kit: Kit, sizes: Sizes) -> Prepared:
     if sizes["weights"] == "fp8_block":
         return _gemm_fp8_block(kit, m, n, k)
     run, x = linear(kit), kit.random(m, k)
-    calls = [partial(run.bind(weight), x) for (weight,) in kit.pool().sets((n, k))]
+    calls: list[Call] = [partial(run.bind(weight), x) for (weight,) in kit.pool().sets((n, k))]
     return Prepared(calls, run.kernel, library=run.library)
 
 
