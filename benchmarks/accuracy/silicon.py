@@ -72,6 +72,7 @@ OTHERS: Mapping[tuple[str, str, str | None, str], Known] = {
     ("trtllm", "meta-llama/Llama-3.1-8B-Instruct", None, "h100_sxm"): Known(
         "llama-3.1-8b", shortest=1.0, assumed=DEFAULTS
     ),
+    ("sglang", "Qwen/Qwen3-32B", None, "h100_sxm"): Known("qwen3-32b", shortest=1.0, assumed=DEFAULTS),
 }
 """Rows of other engines than vLLM."""
 PRESETS = {"0.10": "vllm-0.10", "0.12": "vllm-0.10", "0.15": "vllm-0.15", "0.17": "vllm-0.15", "0.19": "vllm-0.19"}
@@ -151,7 +152,11 @@ def _tensorrt_llm(row: Mapping[str, Any], known: Known, length: int) -> dict[str
 
 
 NAMES = {"vllm": "", "trtllm": ", TensorRT-LLM", "sglang": ", SGLang"}
-ENGINES = {"vllm": _vllm, "trtllm": _tensorrt_llm}
+def _sglang(row: Mapping[str, Any], known: Known, length: int) -> dict[str, Any]:
+    return {"preset": "sglang-0.5"} | dict(known.engine)
+
+
+ENGINES = {"vllm": _vllm, "sglang": _sglang, "trtllm": _tensorrt_llm}
 
 
 def _compared(row: Mapping[str, Any], known: Known) -> Row:

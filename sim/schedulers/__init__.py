@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sim.schedulers.orca import Orca
 from sim.schedulers.policy import Scheduler
 from sim.schedulers.sarathi import SarathiServe
+from sim.schedulers.sglang import Sglang
 from sim.schedulers.tensorrt_llm import TensorrtLlm
 from sim.schedulers.vllm_v0 import VllmV0
 from sim.schedulers.vllm_v1 import VllmV1
@@ -25,6 +26,7 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
     "vllm-v0": VllmV0,
     "sarathi": SarathiServe,
     "orca": Orca,
+    "sglang": Sglang,
     "tensorrt-llm": TensorrtLlm,
 }
 """Policy name -> class; its fields are what the engine's `policy` gives it."""
