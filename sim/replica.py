@@ -60,7 +60,6 @@ class Replica:
         self._on_finish = on_finish
         self._max_model_len = max_model_len
         self._room = scheduler.room(state.kv)
-        self._spare_blocks = scheduler.spare_blocks
         room = self._room * state.kv.block_size
         self._always_fits = min(max_model_len, room, scheduler.longest_prompt)  # tokens of one request
         self._async = asynchronous
@@ -195,7 +194,7 @@ class Replica:
             kv.free -= more
             blocks_end += more
         state.step = first_step + steps
-        gaps = batch.decodes
+        gaps = batch.decodes - batch.padding
         if self._surplus:
             gaps -= self._surplus
             self._surplus = 0
@@ -292,11 +291,10 @@ class Replica:
         """Ends of the steps until something can change: a finish, a block that is not there, the line of the cost."""
         state, (base, slope, floor, upto) = self.state, line
         step = state.decodes.step
-        steps = state.decodes.next_finish - step + 1
+        steps = min(state.decodes.next_finish - step + 1, batch.most_steps)
         if steps > 1:
-            free = state.kv.free - self._spare_blocks
+            free = state.kv.free - batch.spare_blocks
             steps = 1 if free < 0 else 1 + state.decodes.steps_within(step + 1, free, steps - 1)
-        steps = min(steps, batch.most_steps)
         decodes, kv_tokens = batch.decodes, batch.kv_tokens
         if kv_tokens + (steps - 1) * decodes > upto:
             steps = int((upto - kv_tokens) / decodes) + 1

@@ -16,9 +16,6 @@ class Scheduler:
     cache: type[KVCache] = KVCache
     """How it takes blocks."""
 
-    spare_blocks = 0
-    """Free blocks that it wants to see for decoding requests to go on, whatever they take."""
-
     reserves = False
     """Whether a request is admitted with room for its prompt and its `max_tokens`: without so much it is rejected."""
 

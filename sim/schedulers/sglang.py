@@ -23,7 +23,7 @@ from sim.state import Batch, State
 CLIP = 4096
 """Tokens beyond which a request's `max_tokens` is not believed (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 INITIAL, LEAST, DECAY_STEPS = 0.7, 0.14, 600
-"""The new-token ratio at first, the share of that to which it falls, and in how many steps (SGLANG_*NEW_TOKEN_RATIO*)."""
+"""The new-token ratio at first, the share of it to which it falls, and in how many steps (SGLANG_*NEW_TOKEN_RATIO*)."""
 RETRACT_STEPS = 20
 """Decode steps for which a retraction wants to make room (SGLANG_RETRACT_DECODE_STEPS)."""
 LPM_QUEUE = 128
