@@ -21,6 +21,7 @@ import click
 
 import servecast
 from servecast.requests import Requests
+from servecast.run import tables_of
 from servecast.scenario import Scenario
 from servecast.setup import Setup, set_up
 from sim.schedulers import scheduler_of
@@ -59,9 +60,11 @@ def generated(requests: int, rate: float, output: float = 256) -> dict[str, Any]
     }
 
 
-def saturation(output: float, engine: dict[str, Any]) -> float:
+def saturation(output: float, engine: dict[str, Any], model: str = "llama-3.1-8b") -> float:
     """Requests per second of a replica that always has work."""
-    scenario = Scenario.model_validate(BASE | {"engine": engine, "workload": generated(5000, 0, output)})
+    scenario = Scenario.model_validate(
+        BASE | {"model": model, "engine": engine, "workload": generated(5000, 0, output)}
+    )
     return float(servecast.simulate(scenario).summary()["request_throughput"])
 
 
@@ -81,6 +84,8 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     azure = ROOT / "traces" / "azure" / "AzureLLMInferenceTrace_conv.csv.gz"
     if azure.exists():
         yield "Azure conv", {"workload": {"trace": str(azure)}}
+    hybrid = "gpt-oss-20b"
+    yield "windows", {"model": hybrid, "workload": generated(20_000, 0.8 * saturation(256, engine, hybrid))}
     yield "shared prefixes", {"workload": {"mix": "agent", "num_sessions": 600}}
     for requests in saved:
         yield f"{requests:,}, saved", {"workload": generated(requests, 0.8 * full)}
@@ -147,6 +152,7 @@ def oracle_ratio(setup: Setup, n: int) -> float:
         setup.memory.usable_blocks + 1,
         engine.block_size,
         engine.async_scheduling,
+        tables=tables_of(setup),
     )
     start = time.process_time()
     naive_engine.run(naive)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from calibrate.cost import CompiledCost, compile_cost
 from calibrate.engine import EngineSpec, resolve_engine
+from calibrate.fixes import require_fit
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.layout import Parallelism, check_layout
-from calibrate.memory import MemoryPlan, plan_memory
+from calibrate.memory import Logged, MemoryPlan
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
 from calibrate.options import nested
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
-from calibrate.serving import served
+from calibrate.serving import checked_windows, served
 from servecast.errors import ServecastError
 from servecast.keyed import keyed
 from servecast.profiles import DATASHEET, prices_of
@@ -92,12 +93,13 @@ def set_up(scenario: Scenario) -> Setup:
     if prices and scenario.host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, scenario.host.kernels))
     if named:
-        engine = ask(lambda: _engine(scenario, gpu, named, layout))
-        model = ask(lambda: keyed("engine", lambda: served(named, engine))) if engine else None
+        engine = ask(lambda: with_host(resolve_engine(scenario.engine, gpu, named, layout), scenario.host))
+        model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
         if model and engine and not wrong:
-            memory = ask(lambda: keyed("engine", lambda: plan_memory(model, layout, gpu, engine)))
+            logged = Logged(**dict(scenario.memory))
+            memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
             if prices:
                 cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
     requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
@@ -111,12 +113,8 @@ def set_up(scenario: Scenario) -> Setup:
     assert prices
     assert cost
     assert requests
-    return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests)
-
-
-def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism) -> EngineSpec:
-    engine = with_host(resolve_engine(scenario.engine, gpu, model, layout), scenario.host)
-    return replace(engine, notes=(*engine.notes, *scenario.notes))
+    noted = replace(engine, notes=(*engine.notes, *scenario.notes))
+    return Setup(scenario, model, gpu, layout, pool.replicas, noted, memory, prices, cost, requests)
 
 
 def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:
@@ -150,4 +148,7 @@ def _profile(scenario: Scenario) -> Path | str | None:
 
 def memory_facts(plan: MemoryPlan) -> dict[str, Any]:
     """The memory plan as plain numbers, for the manifest."""
-    return asdict(plan) | {"kv_tokens": plan.kv_tokens}
+    names = ("visible_bytes", "budget_bytes", "weight_bytes", "activation_bytes", "cuda_graph_bytes",
+             "communication_bytes", "non_torch_bytes", "kv_bytes", "kv_bytes_per_token", "block_size", "num_gpu_blocks",
+             "max_concurrency", "overridden", "kv_tokens")  # fmt: skip
+    return {name: getattr(plan, name) for name in names}

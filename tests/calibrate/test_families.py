@@ -57,7 +57,8 @@ def test_what_sglangs_options_mean() -> None:
     whole = parts(MODEL, "h100-sxm", preset="sglang-0.5", chunked_prefill_size=-1, context_length=20000)[3]
     assert whole.max_num_batched_tokens == 20000
     assert "not a multiple of page_size 64" in refusal("sglang-0.5", page_size=64, chunked_prefill_size=1000)
-    assert "is not above max_running_requests" in refusal("sglang-0.5", enable_mixed_chunk=True, chunked_prefill_size=64)
+    mixed = {"enable_mixed_chunk": True, "chunked_prefill_size": 64}
+    assert "is not above max_running_requests" in refusal("sglang-0.5", **mixed)
     assert "not modelled yet" in refusal("sglang-0.5", speculative_algorithm="EAGLE")
     assert "expected fcfs or lpm" in refusal("sglang-0.5", schedule_policy="dfs-weight")
     assert "set it as cluster.tp" in refusal("sglang-0.5", tp_size=2)
