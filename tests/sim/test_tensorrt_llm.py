@@ -43,19 +43,19 @@ def scenarios(draw):
     return policy, cost, num_blocks, block_size, draw(st.booleans()), requests
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(scenarios())
 def test_open_loops_equal_the_oracle(scenario):
     same(*scenario)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(scenarios(), st.integers(1, 6))
 def test_closed_loops_equal_the_oracle(scenario, concurrency):
     same(*scenario, concurrency=concurrency)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(scenarios(), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(scenario, data):
     n = len(scenario[-1])
@@ -66,7 +66,7 @@ def test_sessions_and_clients_that_give_up_equal_the_oracle(scenario, data):
     same(*scenario, think_s=think_s, patience_s=patience_s)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(scenarios(), st.data())
 def test_prefix_caches_equal_the_oracle(scenario, data):
     prompts = [prompt for _, prompt, *_ in scenario[-1]]
