@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from calibrate.hardware import Gpu
     from calibrate.kernels.chunks import ChunkPrices, LocalChunks
     from calibrate.kernels.heads import HeadShape
     from calibrate.prices import Prices
@@ -219,7 +220,12 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
         provenance=_provenance(model, layout, engine, prices),
         windows=tuple(windows),
     )
-    return cost.slowed(prices.gpu.sustained_factor)
+    return cost.slowed(sustained_factor(engine, prices.gpu))
+
+
+def sustained_factor(engine: EngineSpec, gpu: Gpu) -> float:
+    """How many times as long the kernels of long steps take as their tables say: known of vLLM's only, `gpus.yaml`."""
+    return gpu.sustained_factor if engine.engine == "vllm" else 1.0
 
 
 def head_shapes(group: AttentionGroup) -> tuple[HeadShape, HeadShape]:
@@ -386,7 +392,7 @@ def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, price
         "model": model.name,
         "tp": layout.tp,
         "dtype": model.dtype,
-        "sustained_factor": prices.gpu.sustained_factor,
+        "sustained_factor": sustained_factor(engine, prices.gpu),
         "host": {**asdict(engine.host), **asdict(engine.front_end), "overlapped": engine.async_scheduling},
         "sources": {
             **(sources if isinstance(sources, dict) else {}),

@@ -70,7 +70,8 @@ def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Li
 
 
 def _steps(state: State, batch: Batch) -> int:
-    """Steps from the planned one on until one finishes a request, or the next may lack blocks."""
+    """Steps from the planned one on until one finishes a request, the next may lack blocks, or the policy wants to plan
+    again."""
     decodes = state.decodes
     steps = min(decodes.next_finish - decodes.step + 1, batch.most_steps)
     if steps > 1:

@@ -62,6 +62,7 @@ class Replica:
         room = self._room // kv.tables * kv.block_size
         self._always_fits = min(max_model_len, room, scheduler.longest_prompt)  # tokens of one request
         self._async = asynchronous
+        self._overruns = scheduler.overruns
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
         self._cancelled: list[Request] = []  # given up since the last plan
@@ -246,7 +247,9 @@ class Replica:
                 request.outcome = LENGTH if request.output_tokens == request.max_tokens else STOP
             # A request that reaches its cap is known to end and not planned again; one that stops before it is, if the
             # next plan was made before the stop was seen.
-            if request.decoding and not (self._async and request.output_tokens < request.max_tokens):
+            if request.decoding and not (
+                self._async and (self._overruns or request.output_tokens < request.max_tokens)
+            ):
                 decodes.leave(request, decodes.step)
         if self._async:
             self._ended += finished
@@ -366,7 +369,7 @@ class Replica:
             request.lag_step = step + 1
         remaining = request.output_tokens - request.emitted
         decodes.will_finish(request, decodes.step + remaining - 2)
-        if remaining > 1 or (self._async and request.output_tokens < request.max_tokens):
+        if remaining > 1 or (self._async and (self._overruns or request.output_tokens < request.max_tokens)):
             decodes.join(request, decodes.step)
 
     def _left_out(self, batch: Batch) -> None:

@@ -30,9 +30,17 @@ class Batch:
     """
 
     __slots__ = (
-        "chunks", "decodes", "kv_tokens", "most_steps", "padding", "paused", "preempted", "seen", "skipped",
+        "chunks",
+        "decodes",
+        "kv_tokens",
+        "most_steps",
+        "padding",
+        "paused",
+        "preempted",
+        "seen",
+        "skipped",
         "spare_blocks",
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self.chunks: list[tuple[Request, int, int]] = []

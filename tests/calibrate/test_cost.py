@@ -246,3 +246,4 @@ def test_long_steps_lower_the_clocks() -> None:
     assert slow.decode_line(64, 64_000) == burst.decode_line(64, 64_000)
     other = cost("llama-3.1-8b", "h100-sxm")
     assert other.slowed(1.0) is other
+    assert cost("llama-3.1-8b", "b200-sxm", preset="tensorrt-llm-1").provenance["sustained_factor"] == 1.0
