@@ -123,3 +123,7 @@ class Projection:
     def params(self) -> int:
         """Parameters of all of them."""
         return self.count * (self.n * self.k + self.bias)
+
+    def size(self, bias_bytes: int) -> int:
+        """Bytes of all of them with their scales, a bias taking `bias_bytes`."""
+        return self.count * (sum(self.storage.size(n, self.k) for n in self.parts) + self.bias * bias_bytes)

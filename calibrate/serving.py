@@ -9,6 +9,7 @@ from dataclasses import replace
 from calibrate.engine import EngineSpec
 from calibrate.model import ModelSpec
 from calibrate.models import quantize
+from calibrate.storage import KV_FORMATS
 from servecast.errors import ServecastError, one_of
 
 DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
@@ -53,6 +54,10 @@ def unsimulated(model: ModelSpec) -> list[str]:
     reasons = []
     if model.recurrent:
         reasons.append("recurrent layers (Mamba, linear attention): their kernels and states are not simulated yet")
+    if model.kv_dtype not in ("", "fp8"):
+        reasons.append(f"a KV cache in {model.kv_dtype}: no table holds the kernels that read it")
+    if model.left_out:
+        reasons.append(f"{model.left_out}: neither its weights nor its work are known")
     return reasons + sorted({q.storage.unpriced for q in model.quantized if q.storage.unpriced})
 
 
@@ -75,6 +80,8 @@ def checked_windows(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
 
 
 def _kv_dtype(model: ModelSpec, engine: EngineSpec) -> str:
+    if engine.kv_cache_dtype in KV_FORMATS:
+        return engine.kv_cache_dtype
     if engine.kv_cache_dtype.startswith("fp8"):
         return "fp8"
     follows = engine.kv_cache_dtype == "auto" and engine.follows_checkpoint_kv

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from calibrate.cost import CompiledCost, compile_cost
 from calibrate.engine import EngineSpec, resolve_engine
+from calibrate.fixes import require_fit
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.layout import Parallelism, check_layout
-from calibrate.memory import MemoryPlan, plan_memory
+from calibrate.memory import Logged, MemoryPlan
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
 from calibrate.options import nested
@@ -92,19 +93,18 @@ def set_up(scenario: Scenario) -> Setup:
     if prices and scenario.host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, scenario.host.kernels))
     if named:
-        engine = ask(lambda: with_host(resolve_engine(scenario.engine, gpu, named, layout), scenario.host))
+        engine = ask(lambda: _engine(scenario, gpu, named, layout))
         model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
         if model and engine and not wrong:
-            memory = ask(lambda: keyed("engine", lambda: plan_memory(model, layout, gpu, engine)))
+            logged = Logged(**dict(scenario.memory))
+            memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
             if prices:
                 cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
     requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
     if engine and requests and requests.priority is not None and not scheduler_of(engine).by_priority:
         problems.append(f"workload.classes: they have priorities, {_no_priorities(engine)}, or take the priorities out")
-    if engine and scenario.notes:
-        engine = replace(engine, notes=(*engine.notes, *scenario.notes))
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in problems))
     assert model
@@ -114,6 +114,11 @@ def set_up(scenario: Scenario) -> Setup:
     assert cost
     assert requests
     return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests)
+
+
+def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism) -> EngineSpec:
+    engine = with_host(resolve_engine(scenario.engine, gpu, model, layout), scenario.host)
+    return replace(engine, notes=(*engine.notes, *scenario.notes))
 
 
 def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:
@@ -147,5 +152,7 @@ def _profile(scenario: Scenario) -> Path | str | None:
 
 def memory_facts(plan: MemoryPlan) -> dict[str, Any]:
     """The memory plan as plain numbers, for the manifest."""
-    derived = ("kv_tokens", "kv_bytes_per_token", "block_size")
-    return asdict(plan) | {name: getattr(plan, name) for name in derived}
+    names = ("visible_bytes", "budget_bytes", "weight_bytes", "activation_bytes", "cuda_graph_bytes",
+             "communication_bytes", "non_torch_bytes", "kv_bytes", "kv_bytes_per_token", "block_size", "num_gpu_blocks",
+             "max_concurrency", "overridden", "kv_tokens")  # fmt: skip
+    return {name: getattr(plan, name) for name in names}

@@ -13,6 +13,7 @@ from calibrate.hardware import GIB
 from calibrate.kvgroups import KVGroup, KVPool, kv_pool
 from calibrate.model import ModelSpec
 from calibrate.parts import Recurrent, Window
+from calibrate.serving import unsimulated
 from tests.calibrate.helpers import parts
 
 # Qwen3.8-27B: 16 full layers (4 KV heads of 256), 48 gated delta nets (16 key and 48 value heads of 128)
@@ -56,8 +57,9 @@ def test_bytes_of_a_token(model: str, tp: int, token_bytes: int) -> None:
     ("dtype", "head_bytes"), [("fp8", 128), ("nvfp4", 72), ("int8_per_token_head", 132), ("int4_per_token_head", 68)]
 )
 def test_quantised_caches(dtype: str, head_bytes: int) -> None:
-    spec, _, _, engine = parts("llama-3.1-8b", "h100-sxm")
-    assert kv_pool(replace(spec, kv_dtype=dtype), engine).block_bytes == 16 * 32 * 2 * 8 * head_bytes
+    spec, _, _, engine = parts("llama-3.1-8b", "h100-sxm", preset="vllm-0.32", kv_cache_dtype=dtype)
+    assert kv_pool(spec, engine).block_bytes == 16 * 32 * 2 * 8 * head_bytes
+    assert bool(unsimulated(spec)) == (dtype != "fp8")
 
 
 def test_decode_context_parallel_ranks_share_the_tokens_of_a_block() -> None:

@@ -14,6 +14,7 @@ from calibrate.models import load_model
 from calibrate.operators import attention_groups
 from calibrate.serving import check_simulated, checked_windows, served
 from calibrate.storage import FORMATS, WIDE_INT8, bitsandbytes, grouped_int
+from calibrate.weights import weight_bytes
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import plan
 
@@ -45,7 +46,7 @@ def test_quantising_while_loading() -> None:
     assert {q.storage for q in model.quantized} == {FORMATS["fp8"]}
     assert {q.kind for q in model.quantized} == {"qkv", "o_proj", "experts"}
     plain = load_model("mixtral-8x7b")
-    assert model.weight_bytes(1) == pytest.approx(plain.weight_bytes(1) / 2, rel=0.01)
+    assert weight_bytes(model, Parallelism(1)) == pytest.approx(weight_bytes(plain, Parallelism(1)) / 2, rel=0.01)
     assert plan("mixtral-8x7b", tp=2, quantization="fp8").kv_bytes > 1.8 * plan("mixtral-8x7b", tp=2).kv_bytes
 
 
