@@ -50,7 +50,7 @@ class Scheme:
 
 
 def quantization(
-    spec: ModelSpec, file: Path, config: Any, routed: Collection[int], recurrent: Collection[int]
+    spec: ModelSpec, file: Path, config: Any, routed: Collection[int], recurrent: Collection[int] = ()
 ) -> ModelSpec:
     """`spec` with what `config`, its `quantization_config`, says of its weights. `routed` are the layers that have
     experts, `recurrent` those without attention. Raises `ServecastError` for a format that is not known."""

@@ -72,7 +72,7 @@ def _paged(prompt: Ints, output: Ints, size: int) -> Ints:
 def _block_sum(tokens: Ints, size: int) -> Ints:
     """The sum of ceil(t / size) over t = 1..tokens."""
     whole, rest = np.divmod(tokens, size)
-    return size * whole * (whole + 1) // 2 + rest * (whole + 1)
+    return np.asarray(size * whole * (whole + 1) // 2 + rest * (whole + 1), np.int64)
 
 
 def _capped(prompt: Ints, output: Ints, budget: int, size: int) -> Ints:

@@ -32,8 +32,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A request of `prompt` and `output` tokens. `most_blocks` it holds at its fullest; `at_once` as many as it run to
-    their end together; one more, and the pool is full when each has `full_at` output tokens (None: in the prefill).
+    """A request of `prompt` and `output` tokens. `most_blocks` it holds at its fullest; `at_once` like it run to their
+    end together, once their prompts are computed; one more, and the pool is full when each has `full_at` output tokens
+    (None: before that).
 
     `last` is the last output token that it can have alone, whatever it wants: where the pool or `max_model_len` ends.
     """
@@ -55,18 +56,17 @@ def request_life(
     usable = plan.usable_blocks
     longest = min(plan.pool.longest(usable, 2 * plan.max_model_len), plan.max_model_len)
     stopped_by = "max_model_len" if longest == plan.max_model_len else "the KV pool"
-    most = max(_held(plan, prompt, n) for n in _sampled(prompt, output))
-    at_once = min(usable // most, engine.max_num_seqs)
+    at_once = min(usable // max(_held(plan, prompt, n) for n in _sampled(output)), engine.max_num_seqs)
     crowd = at_once + 1
-    full_at = None
     low, high = 0, output + 1  # the first output token that `crowd` requests cannot all have
     while low < high:
         middle = (low + high) // 2
-        fits = max(_held(plan, prompt, n) for n in _sampled(prompt, middle)) * crowd <= usable
+        fits = max(_held(plan, prompt, n) for n in _sampled(middle)) * crowd <= usable
         low, high = (middle + 1, high) if fits else (low, middle)
     full_at = low - 1 if low > 0 else None
     moments = tuple(_moments(model, layout, engine, plan, prompt, output))
     last = max(0, longest - prompt)
+    most = max(moment.blocks for moment in moments)
     return Life(prompt, output, moments, most, at_once, full_at, last, stopped_by)
 
 
@@ -84,7 +84,7 @@ def _moments(
         done += chunk
         yield Moment(done, blocks, activations(chunk), True)
     decode = activations(1)
-    for n in _sampled(0, output)[1:]:
+    for n in _sampled(output)[1:]:
         yield Moment(prompt + n, _held(plan, prompt, n), decode, False)
 
 
@@ -94,7 +94,7 @@ def _held(plan: MemoryPlan, prompt: int, output: int) -> int:
     return plan.pool.held_blocks(max(0, tokens - 1), tokens)
 
 
-def _sampled(first: int, output: int) -> list[int]:
+def _sampled(output: int) -> list[int]:
     """At most POINTS output tokens, the first and the last among them."""
     every = max(1, output // POINTS)
     return sorted({*range(0, output + 1, every), output})

@@ -20,10 +20,11 @@ LONG_RUN = 32
 """Steps from which numpy computes a run's ends faster than a loop; both give the same sums, bit for bit."""
 
 
-def quiet_run(state: State, batch: Batch, now: float, line: Line) -> Sequence[float]:
-    """When the steps of the run end that begins with `batch` at `now`; `line`: see `calibrate.cost.StepCost`."""
+def quiet_run(state: State, batch: Batch, now: float, line: Line, spare: int) -> Sequence[float]:
+    """When the steps of the run end that begins with `batch` at `now`; `line`: see `calibrate.cost.StepCost`; `spare`:
+    blocks that must stay free."""
     base, slope, floor, upto = line
-    steps = _steps(state)
+    steps = _steps(state, spare)
     decodes, kv_tokens = batch.decodes, batch.kv_tokens
     if kv_tokens + (steps - 1) * decodes > upto:
         steps = int((upto - kv_tokens) / decodes) + 1
@@ -43,11 +44,13 @@ def quiet_run(state: State, batch: Batch, now: float, line: Line) -> Sequence[fl
     return long_ends
 
 
-def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Line, ...]) -> Sequence[float]:
+def quiet_run_of_windows(
+    state: State, batch: Batch, now: float, lines: tuple[Line, ...], spare: int
+) -> Sequence[float]:
     """As `quiet_run`: a step takes what the first line says of all tokens and, besides, what the others say of those
     that the layers of each window read; the floor of the first is that of the sum."""
     assert state.windows is not None
-    steps, floor = _steps(state), lines[0][2]
+    steps, floor = _steps(state, spare), lines[0][2]
     parts = []
     first_s = step_s = 0.0
     reads = zip((batch.kv_tokens, *batch.seen), (batch.decodes, *state.windows.growing), lines, strict=True)
@@ -78,10 +81,11 @@ def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Li
     return long_ends
 
 
-def _steps(state: State) -> int:
+def _steps(state: State, spare: int) -> int:
     """Steps from the planned one on until one finishes a request, or the next may lack blocks."""
     decodes = state.decodes
     steps = decodes.next_finish - decodes.step + 1
     if steps > 1:
-        steps = 1 + decodes.steps_within(decodes.step + 1, state.kv.free, steps - 1, bool(state.waiting))
+        free = state.kv.free - spare
+        steps = 1 if free < 0 else 1 + decodes.steps_within(decodes.step + 1, free, steps - 1, bool(state.waiting))
     return steps

@@ -72,16 +72,15 @@ def step_memory(planned: Planned, life: Life) -> go.Figure:
 
 def pool_use(planned: Planned, life: Life) -> go.Figure:
     """The pool's blocks under as many such requests as run to their end together, under one more, and under one."""
-    plan = planned.plan
-    usable = plan.usable_blocks
-    figure = look.panels(["<b>KV blocks of such requests, all at the same token</b>"])
+    usable = planned.plan.usable_blocks
+    decodes = [moment for moment in life.moments if not moment.prefill]
+    figure = look.panels(["<b>KV blocks of such requests, all at the same output token</b>"])
     for count, colour, dash in ((life.at_once + 1, look.RED, "dot"), (life.at_once, look.GREEN, "solid"),
                                 (1, look.BLUE, "dash")):  # fmt: skip
         if count:
-            name = f"{count:,} request{'s' if count > 1 else ''}"
-            held = [count * moment.blocks for moment in (life.moments[0], *life.moments)]
             figure.add_scatter(
-                x=[0, *(moment.tokens for moment in life.moments)], y=held, name=name, mode="lines", line_shape="vh",
+                x=[moment.tokens - life.prompt for moment in decodes], y=[count * moment.blocks for moment in decodes],
+                name=f"{count:,} request{'s' if count > 1 else ''}", mode="lines" if len(decodes) > 1 else "markers",
                 line={"color": colour, "dash": dash, "width": 2}, hovertemplate="%{y:,} blocks",
             )  # fmt: skip
     figure.add_hline(y=usable, line={"color": look.INK, "width": 1})
@@ -89,10 +88,10 @@ def pool_use(planned: Planned, life: Life) -> go.Figure:
                           yanchor="bottom", font={"size": 11})  # fmt: skip
     figure.update_layout(
         hovermode="x unified",
-        xaxis={"title": {"text": "tokens of each request"}, "range": [0, life.moments[-1].tokens]},
+        xaxis={"title": {"text": "output tokens of each request"}, "range": [0, 1.01 * life.output]},
         yaxis={"title": {"text": "blocks"}, "range": [0, 1.15 * usable]},
     )
-    return _prompt_end(figure, life)
+    return figure
 
 
 def _prompt_end(figure: go.Figure, life: Life) -> go.Figure:

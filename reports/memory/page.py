@@ -16,8 +16,8 @@ FIGURES = {
             "request takes blocks of it, and the rest is free for others. A step's activations come and go."),
     "step": (step_memory, "What moves: activations are large while chunks of the prompt are computed, small when it is "
              "a token at a time; the KV cache grows a block at a time and stays until the request ends."),
-    "pool": (pool_use, "Blocks that such requests hold when all have got as far. Where a line meets the pool's, the "
-             "engine preempts one of them."),
+    "pool": (pool_use, "Blocks that such requests hold after their prompts, when all have got as far. Where "
+             "a line meets the pool's, the engine preempts one of them."),
 }  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def life_html(planned: Planned, life: Life) -> str:
         ]
     )
     drawn = {name: make(planned, life) for name, (make, _) in FIGURES.items()}
-    return page(f"Memory of {planned.model.name}", body, drawn)
+    return page(f"Memory of {planned.model.name}", body, drawn, "th { white-space: nowrap; }\n")
 
 
 def sentences(life: Life) -> list[str]:

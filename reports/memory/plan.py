@@ -71,7 +71,8 @@ def terms(planned: Planned) -> Iterator[tuple[str, int, str]]:
     counted = plan.activation_bytes == peaks.total
     remark = f"peak: {more}; {less} takes {gib(min(peaks.sampling, peaks.forward))}" if counted else "as logged"
     yield "Activations", plan.activation_bytes, remark
-    yield "CUDA graphs", plan.cuda_graph_bytes, "" if engine.enforce_eager else "assumed"
+    none = "none are captured" if engine.enforce_eager else "this version does not count them"
+    yield "CUDA graphs", plan.cuda_graph_bytes, "assumed" if plan.cuda_graph_bytes else none
     yield "Communication", plan.communication_bytes, planned.gpu.link.name if planned.layout.gpus > 1 else "one GPU"
     yield "CUDA, cuBLAS", plan.non_torch_bytes, ""
     yield "KV cache", max(plan.kv_bytes, 0), _kv_remark(plan)
