@@ -8,7 +8,7 @@ knows nothing of requests or queues.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calibrate.engine import EngineSpec
@@ -34,6 +34,8 @@ MANY_CHUNKS = 64
 """Prompt chunks in one step beyond which more of them fill the GPU no better."""
 MANY_KEYS = 16384.0
 """Cached tokens of a chunk from which making their keys takes time in proportion to them."""
+LONG_STEP = 512
+"""Tokens of a step from which the multipliers keep a GPU at its power limit; fewer tokens, less."""
 
 
 class StepCost(Protocol):
@@ -139,6 +141,15 @@ class CompiledCost:
         """See `StepCost`."""
         return [reads.line(decodes, tokens) for reads, tokens in zip(self.windows, seen, strict=True)]
 
+    def slowed(self, factor: float) -> CompiledCost:
+        """This cost with kernels of long steps `factor` times as long: clocks fall while the multipliers are busy."""
+        if factor == 1.0:
+            return self
+        tokens = range(len(self.tokens_s))
+        longer = [(1 + (factor - 1) * min(n / LONG_STEP, 1.0)) * s for n, s in zip(tokens, self.tokens_s, strict=True)]
+        prefill = tuple((layers, chunks.times(factor)) for layers, chunks in self.prefill)
+        return replace(self, tokens_s=longer, prefill=prefill)
+
 
 def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices) -> CompiledCost:
     """The cost of every step of `model` under `layout` that `engine` can run, at these prices.
@@ -189,7 +200,7 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
     decode[0] = [(np.inf, 0.0, 0.0)]
     base = decode_times["tokens"][: engine.max_num_seqs + 1] + decode_times["samples"] + after
     decode_floor = floor + decode_launch[: engine.max_num_seqs + 1]
-    return CompiledCost(
+    cost = CompiledCost(
         tokens_s=times["tokens"].tolist(),
         samples_s=times["samples"].tolist(),
         after_s=after.tolist(),
@@ -204,6 +215,7 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
         provenance=_provenance(model, layout, engine, prices),
         windows=tuple(windows),
     )
+    return cost.slowed(prices.gpu.sustained_factor)
 
 
 def head_shapes(group: AttentionGroup) -> tuple[HeadShape, HeadShape]:
@@ -278,6 +290,11 @@ def buffer_bytes(op: Operator, rows: Floats, layout: Parallelism) -> Floats:
     return size
 
 
+def _on_cores(engine: EngineSpec, tokens: Floats) -> NDArray[np.bool_]:
+    """Whether a 32-bit router of so many tokens is multiplied on the CUDA cores."""
+    return tokens >= (float("inf") if engine.fp32_router_from is None else engine.fp32_router_from)
+
+
 def _launch_s(engine: EngineSpec, tokens: NDArray[np.int64], chunks: bool) -> Floats:
     """Seconds in which the host launches the kernels of a layer; none where a captured graph runs."""
     import numpy as np
@@ -309,7 +326,13 @@ def _lookups(
     operators = step_operators(model, layout)
     times = {name: np.zeros(len(values)) for name, values in rows.items()}
     for op in operators:
-        times[op.rows] += op.kernels * operator_s(op, rows[op.rows], layout, prices)
+        seconds = operator_s(op, rows[op.rows], layout, prices)
+        if op.name == "router_input":
+            seconds = np.where(_on_cores(engine, rows["tokens"]), seconds, 0.0)
+        elif op.name == "router" and op.weights == "fp32":
+            narrow = operator_s(replace(op, weights="bf16"), rows["tokens"], layout, prices)
+            seconds = np.where(_on_cores(engine, rows["tokens"]), seconds, narrow)
+        times[op.rows] += op.kernels * seconds
     if layout.tp > 1 and engine.fuse_allreduce_rms:
         reduce, norm = (next(op for op in operators if op.name == name) for name in ("allreduce", "norms"))
         times["tokens"] -= reduce.kernels * fusion_saves(reduce, norm, rows["tokens"], layout, engine, prices)
@@ -359,6 +382,7 @@ def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, price
         "model": model.name,
         "tp": layout.tp,
         "dtype": model.dtype,
+        "sustained_factor": prices.gpu.sustained_factor,
         "host": {**asdict(engine.host), **asdict(engine.front_end), "overlapped": engine.async_scheduling},
         "sources": {
             **(sources if isinstance(sources, dict) else {}),

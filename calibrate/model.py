@@ -156,7 +156,8 @@ class ModelSpec:
             add("gate_up", (inner,) * ups, self.hidden, dense, "outputs", bias=self.mlp_bias)
             add("down", (self.hidden,), inner, dense, "inputs", bias=self.mlp_bias)
         if experts := self.experts:
-            router = Storage("bf16", 8 * (experts.router_bytes or self.dtype_bytes))
+            wide = experts.router_bytes == DTYPE_BYTES["fp32"]
+            router = Storage("fp32" if wide else "bf16", 8 * (experts.router_bytes or self.dtype_bytes))
             found.append(
                 Projection(
                     "router", (experts.count,), self.hidden, experts.layers, router, experts.count * experts.bias

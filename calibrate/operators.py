@@ -276,6 +276,8 @@ def _on_queries_and_keys(model: ModelSpec, tp: int) -> list[Operator]:
         ]
     both = (heads + model.kv_heads_per_rank(tp)) * model.head_dim
     norm = [_move(model, "qk_norm", 2 * both, layers)] if model.qk_norm else []
+    if model.qk_norm == "all" and tp > 1:  # the sums of squares are a kernel of their own: all ranks add theirs up
+        norm.insert(0, _move(model, "qk_norm_squares", both, layers))
     return [*norm, _move(model, "rope", 2 * both, layers)]
 
 
@@ -307,7 +309,9 @@ def _experts(model: ModelSpec, gemms: Sequence[Operator], tp: int) -> list[Opera
         shape = (hidden, experts.inter, experts.count, experts.topk)
         weights = up.storage.experts or up.storage.weights
         routed.append(Operator("experts", "moe", "tokens", layers, shape, flops, read, moved, weights))
+    widened = _move(model, "router_input", 3 * hidden, experts.layers)  # 16 bit in, 32 bit out
     return [
+        *([widened] if experts.router_bytes > size else []),
         *_named(gemms, "router"),
         _move(
             model, "router_topk", 2 * experts.count + 4 * experts.topk, experts.layers

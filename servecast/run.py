@@ -188,6 +188,6 @@ def _cache(setup: Setup, tables: Tables) -> Callable[[int, int], KVCache]:
     trace, engine = setup.requests.trace, setup.engine
     if not engine.enable_prefix_caching:
         slides = any(window.tables for window in tables.windows)
-        return partial(WindowCache, tables=tables) if slides else KVCache
+        return partial(WindowCache, tables=tables) if slides else scheduler_of(engine).cache
     paths = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).path
     return lambda num_blocks, block_size: PrefixCache(num_blocks, block_size, paths, engine.blank_blocks_first)

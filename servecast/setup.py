@@ -93,7 +93,7 @@ def set_up(scenario: Scenario) -> Setup:
     if prices and scenario.host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, scenario.host.kernels))
     if named:
-        engine = ask(lambda: with_host(resolve_engine(scenario.engine, gpu, named, layout), scenario.host))
+        engine = ask(lambda: _engine(scenario, gpu, named, layout))
         model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
@@ -105,8 +105,6 @@ def set_up(scenario: Scenario) -> Setup:
     requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
     if engine and requests and requests.priority is not None and not scheduler_of(engine).by_priority:
         problems.append(f"workload.classes: they have priorities, {_no_priorities(engine)}, or take the priorities out")
-    if engine and scenario.notes:
-        engine = replace(engine, notes=(*engine.notes, *scenario.notes))
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in problems))
     assert model
@@ -115,7 +113,13 @@ def set_up(scenario: Scenario) -> Setup:
     assert prices
     assert cost
     assert requests
-    return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests)
+    noted = replace(engine, notes=(*engine.notes, *scenario.notes))
+    return Setup(scenario, model, gpu, layout, pool.replicas, noted, memory, prices, cost, requests)
+
+
+def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism) -> EngineSpec:
+    engine = with_host(resolve_engine(scenario.engine, gpu, model, layout), scenario.host)
+    return replace(engine, notes=(*engine.notes, *scenario.notes))
 
 
 def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 
 from calibrate.cost import StepCost
@@ -54,7 +55,7 @@ class Cluster:
                 index,
                 self._clock,
                 State(pool.cache(pool.num_blocks, pool.block_size), pool.scheduler.by_priority, pool.tables),
-                pool.scheduler,
+                deepcopy(pool.scheduler),
                 pool.cost,
                 self.log,
                 source.on_finish,

@@ -2,7 +2,7 @@
 
 Every decoding request gains one KV token in every step, so it needs a new block in every `block_size`-th step: a
 histogram of those phases gives the block demand of any step in O(1). All steps here are decode steps of the replica,
-counted from 0: a step of the engine in which everybody pauses is none, and shifts nothing.
+counted from 1: a step of the engine in which everybody pauses is none, and shifts nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from sim.request import Request
 class Decodes:
     """Counts over the decoding requests, as they stand before decode step `step`.
 
-    `count` requests, `kv_tokens` tokens in KV over all of them; `finishing[step]` the requests whose last token that
-    step yields (prefills that yield their only token included); `next_finish` a step before which none does, or -1.
+    `grows` False: none of them takes blocks. `count` requests, `kv_tokens` tokens in KV over all of them;
+    `finishing[step]` the requests whose last token that step yields (prefills that yield their only token included);
+    `next_finish` a step before which none does, or -1.
     """
 
-    __slots__ = ("_finish_steps", "block_size", "count", "finishing", "kv_tokens", "next_finish", "phases", "step")
+    __slots__ = (
+        "_finish_steps", "_grows", "block_size", "count", "finishing", "kv_tokens", "next_finish", "phases", "step",
+    )  # fmt: skip
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, grows: bool = True) -> None:
+        self._grows = grows
         self.block_size = block_size
-        self.step = 0
+        self.step = 1
         self.count = 0
         self.kv_tokens = 0
         self.phases = [0] * block_size  # phases[p]: requests that need a block in every step j with j % block_size == p
@@ -62,7 +66,7 @@ class Decodes:
         """`request`, with `computed` tokens in KV, decodes from `step` on."""
         request.decoding = True
         request.kv_offset = offset = request.computed - step
-        self.phases[-offset % self.block_size] += 1
+        self.phases[-offset % self.block_size] += self._grows
         self.count += 1
         self.kv_tokens += request.computed
 
@@ -72,7 +76,7 @@ class Decodes:
         offset = request.kv_offset
         request.decoding = False
         request.computed = step + offset
-        self.phases[-offset % self.block_size] -= 1
+        self.phases[-offset % self.block_size] -= self._grows
         self.count -= 1
         self.kv_tokens -= request.computed
         request.computed += planned
@@ -101,7 +105,7 @@ class Decodes:
         """Blocks that the decodes of `steps` steps from `step` on need together."""
         size, phases = self.block_size, self.phases
         rounds, rest = divmod(steps, size)
-        total = rounds * self.count
+        total = rounds * self.count * self._grows
         for j in range(step, step + rest):
             total += phases[j % size]
         return total
@@ -110,7 +114,7 @@ class Decodes:
         """How many steps from `step` on, at most `limit`, need no more than `blocks` blocks together, and let none
         of the requests that are `waiting` come to fit."""
         size = self.block_size
-        if (limit // size + 1) * self.count <= blocks:
+        if not self._grows or (limit // size + 1) * self.count <= blocks:
             return limit
         steps = 0
         if self.count:

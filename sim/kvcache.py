@@ -21,6 +21,8 @@ class KVCache:
 
     __slots__ = ("block_size", "free", "usable")
 
+    grows = True
+    """Whether decoding requests take blocks as they go."""
     tables = 1
     """Block tables of a sequence: each takes a block where the sequence grows into one."""
 
@@ -42,9 +44,9 @@ class KVCache:
         """Blocks that must be free to admit a request up to `last` of its tokens, of which `found` were found."""
         return self.needed(found, last)
 
-    def fits(self, request: Request) -> bool:
-        """Whether a request can be served at all."""
-        return self.blocks(request.prompt_tokens + request.output_tokens - 1) <= self.usable
+    def fits(self, prompt: int, tokens: int, room: int) -> bool:
+        """Whether a request of `prompt` prompt tokens can come to hold `tokens` tokens in `room` blocks."""
+        return self.blocks(tokens) <= room
 
     def slide(self, request: Request, tokens: int) -> None:
         """Nothing is given back before the request is."""
@@ -65,3 +67,26 @@ class KVCache:
         """Take back the blocks of `tokens` tokens. A cache keeps the full ones among the first `kept` tokens; `again`:
         the request will look for them."""
         self.free -= -tokens // self.block_size
+
+
+class Reserved(KVCache):
+    """Blocks are taken at admission, for as many tokens as the policy says (`Request.reserved_tokens`)."""
+
+    __slots__ = ()
+
+    def grow(self, request: Request, before: int, after: int) -> None:
+        """A request that is admitted gets all its blocks at once."""
+        if before == 0:
+            self.free -= self.blocks(request.reserved_tokens)
+
+    def release(self, request: Request, tokens: int, kept: int, again: bool) -> None:
+        """Take back what was reserved, and what decoding has taken beyond it."""
+        self.free += self.blocks(max(tokens, request.reserved_tokens))
+
+
+class ReservedToTheEnd(Reserved):
+    """As much is reserved as a request can ever need."""
+
+    __slots__ = ()
+
+    grows = False

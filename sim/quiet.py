@@ -20,10 +20,11 @@ LONG_RUN = 32
 """Steps from which numpy computes a run's ends faster than a loop; both give the same sums, bit for bit."""
 
 
-def quiet_run(state: State, batch: Batch, now: float, line: Line) -> Sequence[float]:
-    """When the steps of the run end that begins with `batch` at `now`; `line`: see `calibrate.cost.StepCost`."""
+def quiet_run(state: State, batch: Batch, now: float, line: Line, spare: int) -> Sequence[float]:
+    """When the steps of the run end that begins with `batch` at `now`; `line`: see `calibrate.cost.StepCost`; `spare`:
+    blocks that must stay free."""
     base, slope, floor, upto = line
-    steps = _steps(state)
+    steps = _steps(state, spare)
     decodes, kv_tokens = batch.decodes, batch.kv_tokens
     if kv_tokens + (steps - 1) * decodes > upto:
         steps = int((upto - kv_tokens) / decodes) + 1
@@ -43,11 +44,13 @@ def quiet_run(state: State, batch: Batch, now: float, line: Line) -> Sequence[fl
     return long_ends
 
 
-def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Line, ...]) -> Sequence[float]:
+def quiet_run_of_windows(
+    state: State, batch: Batch, now: float, lines: tuple[Line, ...], spare: int
+) -> Sequence[float]:
     """As `quiet_run`: a step takes what the first line says of all tokens and, besides, what the others say of those
     that the layers of each window read; the floor of the first is that of the sum."""
     assert state.windows is not None
-    steps, floor = _steps(state), lines[0][2]
+    steps, floor = _steps(state, spare), lines[0][2]
     parts = []
     first_s = step_s = 0.0
     reads = zip((batch.kv_tokens, *batch.seen), (batch.decodes, *state.windows.growing), lines, strict=True)
@@ -59,20 +62,30 @@ def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Li
         step_s += slope * more
     if floor > first_s and step_s > 0.0:
         steps = min(steps, int((floor - first_s) / step_s) + 1)
+    if steps < LONG_RUN:
+        ends = []
+        for i in range(steps):
+            duration = 0.0
+            for base, slope, tokens, more in parts:
+                duration += base + slope * (tokens + more * i)
+            now += duration if duration > floor else floor
+            ends.append(now)
+        return ends
     at = np.arange(steps)
     durations = np.zeros(steps)
     for base, slope, tokens, more in parts:
         durations += base + slope * (tokens + more * at)
     durations = np.maximum(floor, durations)
     durations[0] += now
-    ends: list[float] = np.add.accumulate(durations).tolist()
-    return ends
+    long_ends: list[float] = np.add.accumulate(durations).tolist()
+    return long_ends
 
 
-def _steps(state: State) -> int:
+def _steps(state: State, spare: int) -> int:
     """Steps from the planned one on until one finishes a request, or the next may lack blocks."""
     decodes = state.decodes
     steps = decodes.next_finish - decodes.step + 1
     if steps > 1:
-        steps = 1 + decodes.steps_within(decodes.step + 1, state.kv.free, steps - 1, bool(state.waiting))
+        free = state.kv.free - spare
+        steps = 1 if free < 0 else 1 + decodes.steps_within(decodes.step + 1, free, steps - 1, bool(state.waiting))
     return steps

@@ -57,8 +57,10 @@ class Replica:
         self._log = log
         self._on_finish = on_finish
         self._max_model_len = max_model_len
+        self._spare_blocks = scheduler.spare_blocks
         kv = state.kv
-        self._always_fits = min(max_model_len, kv.usable // kv.tables * kv.block_size)  # tokens of one request
+        self._room = scheduler.room(kv)
+        self._always_fits = min(max_model_len, self._room // kv.tables * kv.block_size)  # tokens of one request
         self._async = asynchronous
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
@@ -177,9 +179,9 @@ class Replica:
         else:
             if batch.seen:
                 lines = (line, *self._cost.window_lines(decodes, batch.seen))
-                self._ends_s = quiet_run_of_windows(state, batch, now, lines)
+                self._ends_s = quiet_run_of_windows(state, batch, now, lines, self._spare_blocks)
             else:
-                self._ends_s = quiet_run(state, batch, now, line)
+                self._ends_s = quiet_run(state, batch, now, line, self._spare_blocks)
             self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(state)
         return True
 
@@ -375,11 +377,13 @@ class Replica:
     def _rejection(self, request: Request) -> int:
         """The outcome of a request that can never be served, or 0.
 
-        That it will never fit the KV cache follows from its true length, which the engine does not know: vLLM would let
-        it run and preempt it for ever.
+        Unless its policy reserves, that it will never fit the KV cache follows from its true length, which the engine
+        does not know: vLLM would let it run and preempt it for ever.
         """
         if request.prompt_tokens >= self._max_model_len:
             return PROMPT_TOO_LONG
         if request.prompt_tokens + request.max_tokens > self._max_model_len:
             return OVER_MAX_MODEL_LEN
-        return 0 if self.state.kv.fits(request) else OVER_KV_CACHE
+        last = request.max_tokens if self._scheduler.reserves else request.output_tokens - 1
+        prompt = request.prompt_tokens
+        return 0 if self.state.kv.fits(prompt, prompt + last, self._room) else OVER_KV_CACHE

@@ -53,6 +53,7 @@ class Request:
         "prompt_tokens",
         "read_from",
         "replica",
+        "reserved_tokens",
         "scheduled_s",
         "slid",
         "target",
@@ -88,6 +89,7 @@ class Request:
         self.last_step = -1  # the step that yielded it
         self.preemptions = 0
         self.cached_tokens = 0  # of its prompt, found in a prefix cache when it was first admitted
+        self.reserved_tokens = 0  # of a cache that reserves: for how many it has had blocks since its admission
         self.path: Path | None = None  # of a prefix cache: what its prompt begins with
         self.held: list[tuple[Run, int]] = []  # of a prefix cache: its leading blocks that somebody may look for
         self.lag_step = NEVER  # from this step on a prefix cache knows one token less than was computed; see registered

@@ -59,7 +59,7 @@ class State:
         self.kv = kv
         self.by_priority = by_priority
         self.windows = WindowDecodes(kv.block_size, tables) if tables.windows else None
-        self.decodes = self.windows or Decodes(kv.block_size)
+        self.decodes = self.windows or Decodes(kv.block_size, kv.grows)
         self._late = tables.late
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
@@ -74,10 +74,12 @@ class State:
         else:
             self.waiting.append(request)
 
-    def admit(self, batch: Batch, tokens: int, found: int) -> None:
+    def admit(self, batch: Batch, tokens: int, found: int = 0, reserve: int = 0) -> None:
         """Move the head of the queue into the batch with its first chunk of `tokens` prompt tokens, after the `found`
-        tokens that the lookup just made has found in the cache."""
+        tokens that the lookup just made has found in the cache. A cache that reserves gives it blocks for `reserve`
+        tokens."""
         request = self.waiting.popleft()
+        request.reserved_tokens = reserve
         if found:
             self.kv.claim(request)
             if request.ticket < 0:

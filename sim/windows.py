@@ -87,11 +87,11 @@ class WindowCache(KVCache):
         """See `KVCache`."""
         return self._most(last) if self._layout.admission == "window" else self.needed(found, last)
 
-    def fits(self, request: Request) -> bool:
+    def fits(self, prompt: int, tokens: int, room: int) -> bool:
         """See `KVCache`. By the engine's bound: it may be a block or two a table less."""
-        if self._layout.admission == "prompt" and self.needed(0, request.prompt_tokens) > self.usable:
+        if self._layout.admission == "prompt" and self.needed(0, prompt) > room:
             return False
-        return self._most(request.prompt_tokens + request.output_tokens - 1) <= self.usable
+        return self._most(tokens) <= room
 
     def slide(self, request: Request, tokens: int) -> None:
         """`request` gives back what is passed once `tokens` of its tokens are computed."""

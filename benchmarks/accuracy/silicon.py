@@ -22,7 +22,10 @@ INFERENCEX = 0.8  # lengths are uniform between this share of the nominal one an
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """How rows of one model, precision and system were run. `versions` picks a preset by the engine's version."""
+    """How rows of one model, precision, system and, where it is named, version of the engine were run.
+
+    Sources: InferenceX's scripts (benchmarks/single_node/*.sh); for MiniMax-M2.5 on 0.19 vllm-project/recipes#321.
+    """
 
     model: str
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -36,7 +39,7 @@ class Known:
 BATCHES = {"max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.9}
 B200_70B = BATCHES | {"kv_cache_dtype": "fp8", "fuse_allreduce_rms": True, "cudagraph_mode": "FULL_DECODE_ONLY"}
 B200_FUSED = {2: 32.0, 4: 32.0, 8: 8.0}
-SETUPS: Mapping[tuple[str, str | None, str], Known] = {
+SETUPS: Mapping[tuple[str, ...], Known] = {
     ("meta-llama/Llama-3.1-70B", "fp8", "h100_sxm"): Known(
         "llama-3.1-70b-fp8", BATCHES | {"kv_cache_dtype": "auto"}, fitted="that the KV cache is bf16"
     ),
@@ -45,11 +48,14 @@ SETUPS: Mapping[tuple[str, str | None, str], Known] = {
     ),
     ("meta-llama/Llama-3.1-70B", "fp4", "b200_sxm"): Known(
         "llama-3.1-70b-nvfp4", B200_70B, fused_mb=B200_FUSED, sequences=512,
-        fitted="the launch time of steps without graphs",
+        fitted="the launch time of steps without graphs, and Blackwell's clocks in long steps",
+    ),
+    ("MiniMaxAI/MiniMax-M2.5", "fp8", "b200_sxm", "0.17"): Known(
+        "minimax-m2.5", {"gpu_memory_utilization": 0.95, "block_size": 32}, sequences=1024,
+        assumed="experts run by VLLM_USE_FLASHINFER_MOE_FP8=0's kernels, which nobody timed",
     ),
     ("MiniMaxAI/MiniMax-M2.5", "fp8", "b200_sxm"): Known(
-        "minimax-m2.5", {"gpu_memory_utilization": 0.95, "block_size": 32, "kv_cache_dtype": "fp8"},
-        sequences=1024, fitted="that the KV cache is fp8",
+        "minimax-m2.5", {"gpu_memory_utilization": 0.9, "block_size": 32, "kv_cache_dtype": "fp8"}, sequences=1024
     ),
     ("MiniMaxAI/MiniMax-M2.5", "fp4", "b200_sxm"): Known(
         "minimax-m2.5-nvfp4", {"gpu_memory_utilization": 0.9, "fuse_allreduce_rms": True}
@@ -57,9 +63,10 @@ SETUPS: Mapping[tuple[str, str | None, str], Known] = {
     ("openai/gpt-oss-120b", "fp4", "b200_sxm"): Known(
         "gpt-oss-120b",
         BATCHES | {"kv_cache_dtype": "fp8", "fuse_allreduce_rms": True, "max_cudagraph_capture_size": 2048},
-        sequences=512, assumed="kernels of experts with 16-bit activations (measured: with 8-bit ones)",
+        sequences=512,
+        assumed="experts run by VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8's kernels, which nobody timed for this model",
     ),
-    ("Qwen/Qwen3-32B", None, "h100_sxm"): Known(
+    ("Qwen/Qwen3-32B", "", "h100_sxm"): Known(
         "qwen3-32b", {"max_model_len": 40960}, shortest=1.0, sequences=1024,
         assumed="workload (arrivals in step inflate TTFT), sampling, engine defaults",
     ),
@@ -91,7 +98,8 @@ def compare(reference: Path) -> Iterator[Row | Uncovered]:
 def judged(reference: Path) -> Iterator[tuple[dict[str, Any], Known | None, str | None]]:
     """Every row with how it was run, where that is known, and why it cannot be, if it cannot."""
     for row in table(reference).iter_rows(named=True):
-        known = SETUPS.get((row["model_path"], row["precision"], row["system"]))
+        key = (row["model_path"], row["precision"] or "", row["system"])
+        known = SETUPS.get((*key, _version(row))) or SETUPS.get(key)
         yield row, known, _missing(row, known)
 
 
@@ -113,8 +121,7 @@ def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
 def scenario(row: Mapping[str, Any], known: Known) -> dict[str, Any]:
     """The scenario of a row."""
     isl, osl, clients, tp = (int(row[name]) for name in ("isl", "osl", "concurrency", "tp_size"))
-    version = ".".join(str(row["backend_version"] or "0.10").split(".")[:2])
-    engine: dict[str, Any] = {"preset": PRESETS.get(version, "vllm-0.19"), "max_model_len": isl + osl + 200}
+    engine: dict[str, Any] = {"preset": PRESETS.get(_version(row), "vllm-0.19"), "max_model_len": isl + osl + 200}
     engine["enable_prefix_caching"] = False  # both sources say so
     engine |= {"max_num_seqs": max(known.sequences or 0, clients)} | dict(known.engine)
     if tp in known.fused_mb:
@@ -125,6 +132,10 @@ def scenario(row: Mapping[str, Any], known: Known) -> dict[str, Any]:
         "model": known.model, "engine": engine, "cluster": {"gpu": GPUS[row["system"]], "tp": tp},
         "workload": closed_loop(clients, requests, prompt, output),
     }  # fmt: skip
+
+
+def _version(row: Mapping[str, Any]) -> str:
+    return ".".join(str(row["backend_version"] or "0.10").split(".")[:2])
 
 
 def _compared(row: Mapping[str, Any], known: Known) -> Row:

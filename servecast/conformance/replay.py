@@ -29,18 +29,23 @@ class LostError(Exception):
     """The record cannot be what our state says that the engine was in."""
 
 
-class Feed:
+class Feed(Scheduler):
     """A scheduler that makes one plan for each recorded one, with the arrivals and ends that the engine then knew."""
 
     replica: Driven
 
     def __init__(self, record: Record, start: int, by_priority: bool) -> None:
         """Begin with plan `start`, before which the engine was idle."""
-        self.record, self.next, self.by_priority = record, start, by_priority
+        self.record, self.next, self._by_priority = record, start, by_priority
         rows = record.requests
         self.requests: dict[int, Request] = {}
         self.arrived = sum(row["plan"] < start for row in rows)
         self.ended = sum(rows[i]["end_plan"] < start for i in record.ends)
+
+    @property
+    def by_priority(self) -> bool:
+        """As the engine's queue went."""
+        return self._by_priority
 
     def arrival_matters(self, state: State) -> bool:
         """Never asked: every run is one step."""

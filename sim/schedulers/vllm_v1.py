@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.schedulers.policy import Scheduler
 from sim.state import Batch, State, rank
 
 
 @dataclass(frozen=True, slots=True)
-class VllmV1:
+class VllmV1(Scheduler):
     """The options of vLLM's scheduler, by the names vLLM users type; tokens and sequences.
 
     Rules of a version: `long_prefill_alone_exempt`, and `preemption_skips_one`: by priority, when a running request

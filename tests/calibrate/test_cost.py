@@ -224,3 +224,13 @@ def test_batches_are_padded_to_the_captured_graphs() -> None:
     ):
         engine = parts("llama-3.1-8b", gpu, preset=preset, max_num_seqs=seqs)[3]
         assert list(engine.graphs.decode) == list(sizes)
+
+
+def test_long_steps_lower_the_clocks() -> None:
+    """Of a GPU for which that is known; decoding alone does not."""
+    slow = cost("llama-3.1-8b", "b200-sxm")
+    burst = slow.slowed(1 / slow.provenance["sustained_factor"])  # type: ignore[operator]
+    assert slow.step_s([(2048, 0)], 0, 0) > 1.2 * burst.step_s([(2048, 0)], 0, 0)
+    assert slow.decode_line(64, 64_000) == burst.decode_line(64, 64_000)
+    other = cost("llama-3.1-8b", "h100-sxm")
+    assert other.slowed(1.0) is other

@@ -10,7 +10,6 @@ import numpy as np
 from calibrate.engine import FrontEndTime
 from sim.clock import Clock
 from sim.frontend import FrontEnd
-from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
 from sim.replica import Replica
 from sim.source import Desk
@@ -64,7 +63,9 @@ def simulate(
 ):  # fmt: skip
     """Run `source` on one replica; (the replica, its log). The invariants have been checked."""
     clock, log = Clock(), Log()
-    kv = kv or (WindowCache(num_blocks, block_size, tables) if tables.windows else KVCache(num_blocks, block_size))
+    if kv is None:
+        windows = WindowCache(num_blocks, block_size, tables) if tables.windows else None
+        kv = windows or policy.cache(num_blocks, block_size)
     state = State(kv, policy.by_priority, tables)
     replica = Replica(
         0, clock, state, policy, cost, log, source.on_finish, max_model_len=max_model_len, asynchronous=asynchronous
@@ -108,8 +109,8 @@ def check_invariants(log, policy, num_blocks, windows=False):
     assert (steps["start_s"][1:] >= steps["end_s"][:-1]).all()
     assert (steps["end_s"] > steps["start_s"]).all()
     assert (steps["step"][1:] == (steps["step"] + steps["steps"])[:-1]).all()
-    assert (steps["prefill_tokens"] + steps["decodes"] <= policy.max_num_batched_tokens).all()
-    assert (steps["running"] <= policy.max_num_seqs).all()
+    assert (steps["prefill_tokens"] + steps["decodes"] <= getattr(policy, "max_num_batched_tokens", np.inf)).all()
+    assert (steps["running"] <= getattr(policy, "max_num_seqs", np.inf)).all()
     assert (steps["prefill_tokens"] + steps["decodes"] > 0).all()
     assert windows or (steps["kv_blocks"] <= steps["kv_blocks_end"]).all()
     assert (steps["kv_blocks"] <= num_blocks - 1).all()

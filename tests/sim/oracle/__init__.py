@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from sim import schedulers
+from tests.sim.oracle.orca import Orca
 from tests.sim.oracle.parts import Naive
+from tests.sim.oracle.sarathi import SarathiServe
+from tests.sim.oracle.vllm_v0 import VllmV0
 from tests.sim.oracle.vllm_v1 import VllmV1
 
 __all__ = ["Naive", "oracle"]
 
 COUNTERPARTS = {
     "vllm-v1": VllmV1,
+    "vllm-v0": VllmV0,
+    "sarathi": SarathiServe,
+    "orca": Orca,
 }
 
 

@@ -29,6 +29,16 @@ class Oracle:
         self.steps: list[NaiveStep] = []
         self.preemptions = 0
 
+    def left(self, r):
+        """Tokens of `r` that can be computed: one when it decodes, none while its last one is in flight."""
+        if r.out + r.placeholders >= r.cap:
+            return 0
+        return r.prompt + r.out + r.placeholders - r.computed
+
+    @property
+    def total(self):
+        return len(self.kv.holders) - 1
+
     @property
     def free(self):
         return len(self.kv.queue)
@@ -49,9 +59,11 @@ class Oracle:
         """The batch of the next step: entries as `schedule` gives them."""
         raise NotImplementedError
 
-    def admit(self, n, found=()):
-        """The head of the queue runs, with its first `n` tokens after those in the blocks `found`."""
+    def admit(self, n, found=(), reserve=0):
+        """The head of the queue runs, with its first `n` tokens after those in the blocks `found`, and blocks for
+        `reserve` tokens."""
         r = self.waiting.popleft()
+        r.reserved = reserve
         self.kv.hold(r, found)
         r.computed = len(found) * self.size
         r.cached = r.computed if r.cached is None else r.cached

@@ -63,9 +63,9 @@ class Blocks:
         return sum(max(0, -(-tokens // self.size) - len(blocks)) for blocks in r.tables)
 
     def take(self, r):
-        """As many new blocks as `r` needs for what is computed with this step."""
+        """As many new blocks as `r` needs for what is computed with this step, or reserved."""
         for blocks in r.tables:
-            while len(blocks) * self.size < r.computed:
+            while len(blocks) * self.size < max(r.computed, r.reserved):
                 b = self.queue.popleft()
                 if self.content[b] is not None:
                     self.content[b] = None
@@ -105,6 +105,7 @@ class Naive:
     priority: int = 0
     entered_s: float = 0.0
     computed: int = 0
+    reserved: int = 0  # tokens for which it has blocks from its admission on
     out: int = 0  # output tokens delivered
     placeholders: int = 0  # output tokens in flight
     preemptions: int = 0

@@ -1,0 +1,30 @@
+"""What vLLM V0 and Sarathi-Serve share: decoding requests get a slot each, one by one, before anything else."""
+
+from __future__ import annotations
+
+from sim.request import Request
+from sim.state import Batch, State
+
+
+def decode_in_order(state: State, batch: Batch) -> None:
+    """Put all decoding requests into the batch, the first admitted first. Each must find a free block, whether it needs
+    one or not; where none is left, the running request admitted last loses its KV."""
+    decodes, kv = state.decodes, state.kv
+    demand = decodes.demand(decodes.step)
+    if decodes.count and demand >= kv.free:
+        order = list(state.running.values())
+        for request in order:
+            if request.ticket in state.running and request.decoding:
+                preempt_for(state, batch, request, 1)
+                if request.ticket in state.running:
+                    kv.free -= (decodes.step + request.kv_offset) % kv.block_size == 0
+    else:
+        kv.free -= demand
+    batch.decodes = decodes.count
+    batch.kv_tokens = decodes.kv_tokens
+
+
+def preempt_for(state: State, batch: Batch, request: Request, blocks: int) -> None:
+    """Take the KV of the requests admitted last until `blocks` are free, in the end that of `request` itself."""
+    while state.kv.free < blocks and request.ticket in state.running:
+        state.preempt(batch, state.running[next(reversed(state.running))])

@@ -1,0 +1,39 @@
+"""What a replica asks of a scheduler policy. A policy inherits `Scheduler` and says what is different about it; `plan`
+alone must be said."""
+
+from __future__ import annotations
+
+from sim.kvcache import KVCache
+from sim.state import Batch, State
+
+
+class Scheduler:
+    """A policy. Each replica has a copy of its own, which may remember things from plan to plan."""
+
+    __slots__ = ()
+
+    cache: type[KVCache] = KVCache
+    """How it takes blocks."""
+
+    spare_blocks = 0
+    """Free blocks that it wants to see for decoding requests to go on, whatever they take."""
+
+    reserves = False
+    """Whether a request is admitted with blocks for its prompt and its `max_tokens`, so that decoding takes none."""
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether requests wait by their priority, not as they came."""
+        return False
+
+    def plan(self, state: State) -> Batch:
+        """The next step's batch, its blocks taken."""
+        raise NotImplementedError
+
+    def arrival_matters(self, state: State) -> bool:
+        """Whether one more waiting request could change the next plan of a replica that only decodes."""
+        return True
+
+    def room(self, kv: KVCache) -> int:
+        """Blocks that one request can have at most: one that needs more is rejected when it arrives."""
+        return kv.usable

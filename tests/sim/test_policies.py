@@ -1,0 +1,85 @@
+"""Every other policy equals its counterpart in the naive engine, too: each time, step, preemption and block."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.schedulers.orca import Orca
+from sim.schedulers.sarathi import SarathiServe
+from sim.schedulers.vllm_v0 import VllmV0
+from tests.sim.engine import LinearCost
+from tests.sim.test_oracle import same
+
+
+def vllm_v0(draw, longest):
+    seqs = draw(st.integers(1, 8))
+    chunked = draw(st.booleans())
+    tokens = seqs + draw(st.integers(0, 30)) if chunked else draw(st.integers(max(seqs, longest), longest + 40))
+    return VllmV0(tokens, seqs, chunked, draw(st.sampled_from([0.01, 0.0, 0.1])))
+
+
+def sarathi(draw, longest):
+    return SarathiServe(draw(st.integers(1, 40)), draw(st.integers(1, 8)), draw(st.sampled_from([0.01, 0.0, 0.1])))
+
+
+def orca(draw, longest):
+    return Orca(draw(st.integers(1, 8)))
+
+
+@st.composite
+def scenarios(draw, make):
+    """Requests of up to 12 tokens in and out, in pools that hold any of them and hardly more."""
+    block_size = draw(st.sampled_from([1, 2, 3, 4, 16]))
+    requests = []
+    arrival = 0.0
+    longest = 0
+    for _ in range(draw(st.integers(1, 25))):
+        arrival += draw(st.sampled_from([0.0, 0.0, 0.5, 0.625, 1.0, 3.25, 20.0]) | st.floats(0, 5))
+        prompt, output = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+        requests.append((arrival, prompt, output, output + draw(st.sampled_from([0, 0, 5]))))
+        longest = max(longest, prompt + requests[-1][3])
+    policy = make(draw, longest)
+    blocks = -(-longest // block_size) + draw(st.integers(0, 3) | st.integers(0, 60))
+    cost = LinearCost(
+        kv=draw(st.sampled_from([0.0, 0.001, 0.0625])),
+        floor=draw(st.sampled_from([0.0, 0.0, 1.0, 1.3])),
+        straight=draw(st.booleans()),
+        knee=draw(st.sampled_from([0.0, 30.0, 75.5])),
+    )
+    num_blocks = blocks + 1 + int(0.12 * blocks)  # with what a policy keeps free
+    asynchronous = draw(st.booleans()) and not getattr(policy, "enable_chunked_prefill", True)  # vLLM V0 never is
+    return policy, cost, num_blocks, block_size, asynchronous, requests
+
+
+POLICIES = pytest.mark.parametrize("make", [vllm_v0, sarathi, orca])
+
+
+@POLICIES
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_open_loops_equal_the_oracle(make, data):
+    same(*data.draw(scenarios(make)))
+
+
+@POLICIES
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_closed_loops_equal_the_oracle(make, data):
+    same(*data.draw(scenarios(make)), concurrency=data.draw(st.integers(1, 6)))
+
+
+@POLICIES
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_sessions_and_clients_that_give_up_equal_the_oracle(make, data):
+    scenario = data.draw(scenarios(make))
+    n = len(scenario[-1])
+    some = st.sampled_from([0.0, 0.5, 1.0, 4.0]) | st.floats(0, 9)
+    think_s = data.draw(st.none() | st.lists(some, min_size=n, max_size=n))
+    patience = st.sampled_from([1.0, 2.5, 0.6875, inf, inf]) | st.floats(0.01, 60)
+    patience_s = data.draw(st.none() | st.lists(patience, min_size=n, max_size=n))
+    same(*scenario, think_s=think_s, patience_s=patience_s)
