@@ -22,14 +22,15 @@ class WindowDecodes(Decodes):
     that was in flight then (all, if none was): see `slid`.
     """
 
-    __slots__ = ("_crossings", "_extra", "_slides", "_sliding", "_tables", "growing", "seen", "windows")
+    __slots__ = ("_count", "_crossings", "_extra", "_late", "_slides", "_sliding", "growing", "seen", "windows")
 
     def __init__(self, block_size: int, tables: Tables) -> None:
         super().__init__(block_size)
         self.windows = tables.windows
         self.seen = [0] * len(tables.windows)
         self.growing = [0] * len(tables.windows)
-        self._tables = tables
+        self._count = tables.count
+        self._late = tables.late
         self._slides = [0] * block_size  # blocks given back in every step j with j % block_size == p
         self._sliding = 0  # their sum
         self._extra: dict[int, list[tuple[Request, int, int]]] = {}  # step -> (request, its kv_offset, blocks besides)
@@ -114,7 +115,7 @@ class WindowDecodes(Decodes):
 
     def slid(self, request: Request, step: int) -> int:
         """The computed tokens by which `request` gives back, when `step` is planned, what is passed."""
-        if not self._tables.late:
+        if not self._late:
             return step + request.kv_offset
         return request.read_from if step == request.joined else step + request.kv_offset - 1
 
@@ -128,11 +129,11 @@ class WindowDecodes(Decodes):
 
     def demand(self, step: int) -> int:
         """See `Decodes`; what they give back not counted."""
-        return self._tables.count * self.phases[step % self.block_size]
+        return self._count * self.phases[step % self.block_size]
 
     def demand_over(self, step: int, steps: int) -> int:
         """See `Decodes`; less what they give back."""
-        size, tables = self.block_size, self._tables.count
+        size, tables = self.block_size, self._count
         rounds, rest = divmod(steps, size)
         total = rounds * (tables * self.count - self._sliding)
         for j in range(step, step + rest):
@@ -147,6 +148,8 @@ class WindowDecodes(Decodes):
         beyond the next crossing."""
         if (crossing := self.next_crossing) >= 0:
             limit = min(limit, crossing - step)
+        if not waiting and (limit // self.block_size + 1) * self._count * self.count <= blocks:
+            return limit
         begins, now, steps = max(self.block_size, 2), blocks, 0  # after two steps nothing but phases counts
         while steps < limit:
             if steps == begins:
@@ -187,18 +190,18 @@ class WindowDecodes(Decodes):
         self.seen[i] -= window.size
         heappush(self._crossings, (step + window.size, request.id, i, offset, request))
         freed = window.freed(tokens, size) - window.freed(tokens - window.size, size)
-        self._besides(step + self._tables.late, request, freed)
+        self._besides(step + self._late, request, freed)
 
     def _fill(self, i: int, request: Request, step: int) -> None:
         """From `step` on the window of `request` is full."""
         window, tokens = self.windows[i], step + request.kv_offset
         self._slides[self._phase(i, request)] += window.tables
         self._sliding += window.tables
-        if self._tables.late and tokens == window.size:  # by then nothing is passed, though the phase is right
+        if self._late and tokens == window.size:  # by then nothing is passed, though the phase is right
             self._besides(step, request, -window.tables)
 
     def _phase(self, i: int, request: Request) -> int:
-        return (self.windows[i].size - 1 + self._tables.late - request.kv_offset) % self.block_size
+        return (self.windows[i].size - 1 + self._late - request.kv_offset) % self.block_size
 
     def _beginning(self, request: Request) -> tuple[int, int]:
         """What `request` gives back in its first and its second step besides what the phases say."""
@@ -206,7 +209,7 @@ class WindowDecodes(Decodes):
         first = second = 0
         for window in self.windows:
             was = window.freed(request.slid, size)
-            if not self._tables.late:
+            if not self._late:
                 first += window.freed(tokens if window.chunked else tokens - 1, size) - was
                 continue
             then, now = window.freed(request.read_from, size), window.freed(tokens, size)
