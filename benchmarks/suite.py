@@ -36,6 +36,12 @@ BASE: dict[str, Any] = {
     "seed": 1,
 }
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "SGLang": {"preset": "sglang-0.5", "max_running_requests": 256},
+    "TensorRT-LLM": {"preset": "tensorrt-llm-1", "max_batch_size": 256},
+}
+"""Engines of other policies, each at 0.8 of its saturation."""
+
 ROW = "{:<18} {:>9} {:>7} {:>9} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7} {:>7}"
 
 
@@ -71,6 +77,8 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "0.8 of saturation", {"workload": generated(20_000, 0.8 * full)}
     yield "the same, 100k", {"workload": generated(100_000, 0.8 * full)}
     yield "long outputs", {"workload": generated(20_000, 0.8 * long, 2048)}
+    for name, other in OTHERS.items():
+        yield name, {"engine": other, "workload": generated(20_000, 0.8 * saturation(256, other))}
     yield "light load", {"workload": generated(20_000, 0.1 * full)}
     yield "KV tight", {"engine": tight, "workload": generated(20_000, 0.9 * saturation(256, tight))}
     azure = ROOT / "traces" / "azure" / "AzureLLMInferenceTrace_conv.csv.gz"
@@ -132,11 +140,16 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     fast = min(cpu_seconds(replace(setup, requests=Requests(few, follow=False))) for _ in range(3))
     columns = few.arrival_s, few.prompt_tokens, few.output_tokens, few.max_tokens
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    naive = [Naive(i, *row) for i, row in enumerate(rows) if row[1] + row[3] <= engine.max_model_len]
+    scheduler = scheduler_of(engine)
+    naive = [
+        Naive(i, *row)
+        for i, row in enumerate(rows)
+        if row[1] + row[3] <= engine.max_model_len and row[1] <= scheduler.longest_prompt
+    ]
     naive_engine = oracle(
-        scheduler_of(engine),
+        scheduler,
         setup.cost,
-        setup.memory.num_gpu_blocks,
+        setup.memory.usable_blocks + 1,
         engine.block_size,
         engine.async_scheduling,
         tables=tables_of(setup),

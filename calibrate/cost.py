@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from calibrate.hardware import Gpu
     from calibrate.kernels.chunks import ChunkPrices, LocalChunks
     from calibrate.kernels.heads import HeadShape
     from calibrate.prices import Prices
@@ -178,6 +179,10 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
     else:
         after = floor = host.sync_base_s + host.sync_per_sequence_s * samples
     launch, decode_launch = (model.layers * _launch_s(engine, every, chunks) for chunks in (True, False))
+    if prices.gpu.architecture == "cpu":  # the thread that launches a kernel runs it: nothing overlaps
+        times = times | {"tokens": times["tokens"] + launch}
+        decode_times = decode_times | {"tokens": decode_times["tokens"] + decode_launch}
+        launch, decode_launch = np.zeros_like(launch), np.zeros_like(decode_launch)
     for table in (*times.values(), *decode_times.values(), after, floor):
         table[0] = 0.0  # a step without work costs nothing
     groups = attention_groups(model, layout)
@@ -215,7 +220,12 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
         provenance=_provenance(model, layout, engine, prices),
         windows=tuple(windows),
     )
-    return cost.slowed(prices.gpu.sustained_factor)
+    return cost.slowed(sustained_factor(engine, prices.gpu))
+
+
+def sustained_factor(engine: EngineSpec, gpu: Gpu) -> float:
+    """How many times as long the kernels of long steps take as their tables say: known of vLLM's only, `gpus.yaml`."""
+    return gpu.sustained_factor if engine.engine == "vllm" else 1.0
 
 
 def head_shapes(group: AttentionGroup) -> tuple[HeadShape, HeadShape]:
@@ -382,7 +392,7 @@ def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, price
         "model": model.name,
         "tp": layout.tp,
         "dtype": model.dtype,
-        "sustained_factor": prices.gpu.sustained_factor,
+        "sustained_factor": sustained_factor(engine, prices.gpu),
         "host": {**asdict(engine.host), **asdict(engine.front_end), "overlapped": engine.async_scheduling},
         "sources": {
             **(sources if isinstance(sources, dict) else {}),

@@ -14,7 +14,7 @@ from typing import Any
 from calibrate.catalog import read
 from servecast.errors import ServecastError, nearest, one_of
 
-FAMILIES = ("vllm",)
+FAMILIES = ("vllm", "sglang", "tensorrt-llm")
 """Catalogue files `engine-<family>.yaml`; a family's presets are called `<family>-<version>`."""
 
 

@@ -113,8 +113,12 @@ def set_up(scenario: Scenario) -> Setup:
     assert prices
     assert cost
     assert requests
-    noted = replace(engine, notes=(*engine.notes, *scenario.notes))
-    return Setup(scenario, model, gpu, layout, pool.replicas, noted, memory, prices, cost, requests)
+    return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests)
+
+
+def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism) -> EngineSpec:
+    engine = with_host(resolve_engine(scenario.engine, gpu, model, layout), scenario.host)
+    return replace(engine, notes=(*engine.notes, *scenario.notes))
 
 
 def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism) -> EngineSpec:

@@ -31,6 +31,11 @@ class KVCache:
         self.usable = num_blocks - 1
         self.free = self.usable
 
+    @property
+    def shared(self) -> int:
+        """Blocks that several running requests hold, counted for each but one of them."""
+        return 0
+
     def blocks(self, tokens: int) -> int:
         """Blocks that `tokens` tokens of one sequence occupy."""
         return -(-tokens // self.block_size)

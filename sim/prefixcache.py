@@ -63,6 +63,12 @@ class PrefixCache(KVCache):
         self._found: list[tuple[Run, int, int]] = []  # by the last lookup: a run, and from where to where
         self._append(self.usable)
 
+    @property
+    def shared(self) -> int:
+        """Blocks that several running requests hold, counted for each but one of them."""
+        runs = (run for runs in self._runs.values() for run in runs if run.holders > 1)
+        return sum((run.holders - 1) * (run.end - run.start) for run in runs)
+
     def lookup(self, request: Request) -> tuple[int, int]:
         """What a waiting request would find: tokens, in full blocks, and how many of these blocks count as free.
 

@@ -20,11 +20,10 @@ LONG_RUN = 32
 """Steps from which numpy computes a run's ends faster than a loop; both give the same sums, bit for bit."""
 
 
-def quiet_run(state: State, batch: Batch, now: float, line: Line, spare: int) -> Sequence[float]:
-    """When the steps of the run end that begins with `batch` at `now`; `line`: see `calibrate.cost.StepCost`; `spare`:
-    blocks that must stay free."""
+def quiet_run(state: State, batch: Batch, now: float, line: Line) -> Sequence[float]:
+    """When the steps of the run end that begins with `batch` at `now`; `line`: see `calibrate.cost.StepCost`."""
     base, slope, floor, upto = line
-    steps = _steps(state, spare)
+    steps = _steps(state, batch)
     decodes, kv_tokens = batch.decodes, batch.kv_tokens
     if kv_tokens + (steps - 1) * decodes > upto:
         steps = int((upto - kv_tokens) / decodes) + 1
@@ -44,13 +43,11 @@ def quiet_run(state: State, batch: Batch, now: float, line: Line, spare: int) ->
     return long_ends
 
 
-def quiet_run_of_windows(
-    state: State, batch: Batch, now: float, lines: tuple[Line, ...], spare: int
-) -> Sequence[float]:
+def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Line, ...]) -> Sequence[float]:
     """As `quiet_run`: a step takes what the first line says of all tokens and, besides, what the others say of those
     that the layers of each window read; the floor of the first is that of the sum."""
     assert state.windows is not None
-    steps, floor = _steps(state, spare), lines[0][2]
+    steps, floor = _steps(state, batch), lines[0][2]
     parts = []
     first_s = step_s = 0.0
     reads = zip((batch.kv_tokens, *batch.seen), (batch.decodes, *state.windows.growing), lines, strict=True)
@@ -81,11 +78,12 @@ def quiet_run_of_windows(
     return long_ends
 
 
-def _steps(state: State, spare: int) -> int:
-    """Steps from the planned one on until one finishes a request, or the next may lack blocks."""
+def _steps(state: State, batch: Batch) -> int:
+    """Steps from the planned one on until one finishes a request, the next may lack blocks, or the policy wants to plan
+    again."""
     decodes = state.decodes
-    steps = decodes.next_finish - decodes.step + 1
+    steps = min(decodes.next_finish - decodes.step + 1, batch.most_steps)
     if steps > 1:
-        free = state.kv.free - spare
+        free = state.kv.free - batch.spare_blocks
         steps = 1 if free < 0 else 1 + decodes.steps_within(decodes.step + 1, free, steps - 1, bool(state.waiting))
     return steps

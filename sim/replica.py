@@ -22,7 +22,7 @@ from simpy import Event
 from sim.clock import At, Clock
 from sim.gaps import Gaps
 from sim.quiet import quiet_run, quiet_run_of_windows
-from sim.request import Request
+from sim.request import NEVER, Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
 from sim.steplog import CANCELLED, LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, STOP, UNFINISHED, Log
@@ -57,11 +57,12 @@ class Replica:
         self._log = log
         self._on_finish = on_finish
         self._max_model_len = max_model_len
-        self._spare_blocks = scheduler.spare_blocks
         kv = state.kv
         self._room = scheduler.room(kv)
-        self._always_fits = min(max_model_len, self._room // kv.tables * kv.block_size)  # tokens of one request
+        room = self._room // kv.tables * kv.block_size
+        self._always_fits = min(max_model_len, room, scheduler.longest_prompt)  # tokens of one request
         self._async = asynchronous
+        self._overruns = scheduler.overruns
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
         self._cancelled: list[Request] = []  # given up since the last plan
@@ -179,9 +180,9 @@ class Replica:
         else:
             if batch.seen:
                 lines = (line, *self._cost.window_lines(decodes, batch.seen))
-                self._ends_s = quiet_run_of_windows(state, batch, now, lines, self._spare_blocks)
+                self._ends_s = quiet_run_of_windows(state, batch, now, lines)
             else:
-                self._ends_s = quiet_run(state, batch, now, line, self._spare_blocks)
+                self._ends_s = quiet_run(state, batch, now, line)
             self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(state)
         return True
 
@@ -198,7 +199,7 @@ class Replica:
             kv.free -= more
             blocks_end += more
         state.step = first_step + steps
-        gaps = batch.decodes
+        gaps = batch.decodes - batch.padding
         if self._surplus:
             gaps -= self._surplus
             self._surplus = 0
@@ -246,7 +247,9 @@ class Replica:
                 request.outcome = LENGTH if request.output_tokens == request.max_tokens else STOP
             # A request that reaches its cap is known to end and not planned again; one that stops before it is, if the
             # next plan was made before the stop was seen.
-            if request.decoding and not (self._async and request.output_tokens < request.max_tokens):
+            if request.decoding and not (
+                self._async and (self._overruns or request.output_tokens < request.max_tokens)
+            ):
                 decodes.leave(request, decodes.step)
         if self._async:
             self._ended += finished
@@ -292,7 +295,8 @@ class Replica:
     def _catch_up(self, batch: Batch) -> bool:
         """After an asynchronous plan: release what ended and let in what arrived. True if the next plan may differ."""
         state, ended, incoming = self.state, self._ended, self._incoming
-        unmoved = bool(state.waiting) and not state.by_priority  # the head of the queue, whatever arrives
+        # The head of the queue is who it was, whatever arrives, and waits for no others.
+        unmoved = bool(state.waiting) and not state.by_priority and batch.most_steps == NEVER
         surplus = 0
         for request in ended:
             if request.outcome != CANCELLED:
@@ -365,7 +369,7 @@ class Replica:
             request.lag_step = step + 1
         remaining = request.output_tokens - request.emitted
         decodes.will_finish(request, decodes.step + remaining - 2)
-        if remaining > 1 or (self._async and request.output_tokens < request.max_tokens):
+        if remaining > 1 or (self._async and (self._overruns or request.output_tokens < request.max_tokens)):
             decodes.join(request, decodes.step)
 
     def _left_out(self, batch: Batch) -> None:
@@ -380,7 +384,7 @@ class Replica:
         Unless its policy reserves, that it will never fit the KV cache follows from its true length, which the engine
         does not know: vLLM would let it run and preempt it for ever.
         """
-        if request.prompt_tokens >= self._max_model_len:
+        if request.prompt_tokens >= min(self._max_model_len, self._scheduler.longest_prompt + 1):
             return PROMPT_TOO_LONG
         if request.prompt_tokens + request.max_tokens > self._max_model_len:
             return OVER_MAX_MODEL_LEN

@@ -21,17 +21,35 @@ class Batch:
     `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
     decode one token each, over `kv_tokens` tokens in KV before the step. `paused`: none of those that decode are in it
     (their number is then 0 here). `skipped`: single decoding requests left out; `preempted`: requests that lost their
-    KV to this plan. An empty batch is no step: who is left out of it stays as he was. `seen`: of `kv_tokens`, those
-    that the layers of each window read; empty for models without.
+    KV to this plan. `padding`: how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the
+    layers of each window read; empty for models without. An empty batch is no step: who is left out of it stays as he
+    was.
+
+    A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
+    how many steps it wants to plan again (`most_steps`), or how many blocks it wants to see free (`spare_blocks`).
     """
 
-    __slots__ = ("chunks", "decodes", "kv_tokens", "paused", "preempted", "seen", "skipped")
+    __slots__ = (
+        "chunks",
+        "decodes",
+        "kv_tokens",
+        "most_steps",
+        "padding",
+        "paused",
+        "preempted",
+        "seen",
+        "skipped",
+        "spare_blocks",
+    )
 
     def __init__(self) -> None:
         self.chunks: list[tuple[Request, int, int]] = []
         self.decodes = 0
         self.kv_tokens = 0
         self.paused = False
+        self.padding = 0
+        self.most_steps = NEVER
+        self.spare_blocks = 0
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
         self.seen: tuple[int, ...] = ()

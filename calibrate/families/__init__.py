@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calibrate.families import vllm
+from calibrate.families import sglang, tensorrt_llm, vllm
 from calibrate.hardware import Gpu
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
@@ -17,5 +17,5 @@ from calibrate.options import Chosen
 
 Resolve = Callable[[Chosen, Parallelism, Gpu, ModelSpec, Mapping[str, Any]], dict[str, Any]]
 
-RESOLVE: Mapping[str, Resolve] = {"vllm": vllm.resolve}
+RESOLVE: Mapping[str, Resolve] = {"vllm": vllm.resolve, "sglang": sglang.resolve, "tensorrt-llm": tensorrt_llm.resolve}
 """Family -> what its options mean."""

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.schedulers.llama_cpp import LlamaCpp
+from sim.schedulers.mlc import MlcLlm
 from sim.schedulers.orca import Orca
 from sim.schedulers.policy import Scheduler
 from sim.schedulers.sarathi import SarathiServe
+from sim.schedulers.sglang import Sglang
+from sim.schedulers.static_batching import StaticBatching
+from sim.schedulers.tensorrt_llm import TensorrtLlm
+from sim.schedulers.tgi import Tgi
 from sim.schedulers.vllm_v0 import VllmV0
 from sim.schedulers.vllm_v1 import VllmV1
 
@@ -19,16 +25,21 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEDULERS", "Scheduler", "scheduler_of"]
 
-SCHEDULERS = {
+SCHEDULERS: dict[str, type[Scheduler]] = {
     "vllm-v1": VllmV1,
     "vllm-v0": VllmV0,
     "sarathi": SarathiServe,
     "orca": Orca,
+    "sglang": Sglang,
+    "llama.cpp": LlamaCpp,
+    "mlc-llm": MlcLlm,
+    "static": StaticBatching,
+    "tgi": Tgi,
+    "tensorrt-llm": TensorrtLlm,
 }
 """Policy name -> class; its fields are what the engine's `policy` gives it."""
 
 
 def scheduler_of(engine: EngineSpec) -> Scheduler:
     """The policy of an engine, with its options."""
-    policy: Scheduler = SCHEDULERS[engine.scheduler](**engine.policy)
-    return policy
+    return SCHEDULERS[engine.scheduler](**engine.policy)

@@ -22,6 +22,7 @@ def decode_in_order(state: State, batch: Batch) -> None:
         kv.free -= demand
     batch.decodes = decodes.count
     batch.kv_tokens = decodes.kv_tokens
+    batch.spare_blocks = 1
 
 
 def preempt_for(state: State, batch: Batch, request: Request, blocks: int) -> None:

@@ -4,6 +4,7 @@ alone must be said."""
 from __future__ import annotations
 
 from sim.kvcache import KVCache
+from sim.request import NEVER
 from sim.state import Batch, State
 
 
@@ -15,11 +16,14 @@ class Scheduler:
     cache: type[KVCache] = KVCache
     """How it takes blocks."""
 
-    spare_blocks = 0
-    """Free blocks that it wants to see for decoding requests to go on, whatever they take."""
-
     reserves = False
-    """Whether a request is admitted with blocks for its prompt and its `max_tokens`, so that decoding takes none."""
+    """Whether a request is admitted with room for its prompt and its `max_tokens`: without so much it is rejected."""
+
+    overruns = False
+    """Whether an asynchronous engine plans a request once more that the step in progress brings to its `max_tokens`."""
+
+    longest_prompt = NEVER
+    """Tokens of the longest prompt that is not rejected."""
 
     @property
     def by_priority(self) -> bool:

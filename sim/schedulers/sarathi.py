@@ -25,7 +25,6 @@ class SarathiServe(Scheduler):
     watermark: float = 0.01
 
     cache = Reserved
-    spare_blocks = 1
 
     def plan(self, state: State) -> Batch:
         """The next step's batch."""

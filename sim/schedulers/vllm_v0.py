@@ -28,7 +28,6 @@ class VllmV0(Scheduler):
     watermark: float = 0.01
 
     cache = Reserved
-    spare_blocks = 1
 
     def plan(self, state: State) -> Batch:
         """The next step's batch."""

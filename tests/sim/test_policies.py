@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.schedulers.llama_cpp import LlamaCpp
+from sim.schedulers.mlc import MlcLlm
 from sim.schedulers.orca import Orca
 from sim.schedulers.sarathi import SarathiServe
+from sim.schedulers.static_batching import StaticBatching
+from sim.schedulers.tgi import Tgi
 from sim.schedulers.vllm_v0 import VllmV0
 from tests.sim.engine import LinearCost
 from tests.sim.test_oracle import same
@@ -28,6 +32,24 @@ def sarathi(draw, longest):
 
 def orca(draw, longest):
     return Orca(draw(st.integers(1, 8)))
+
+
+def static(draw, longest):
+    return StaticBatching(draw(st.integers(1, 8)))
+
+
+def llama_cpp(draw, longest):
+    slots = draw(st.integers(1, 6))
+    return LlamaCpp(slots, slots + draw(st.integers(0, 30)), draw(st.booleans()))
+
+
+def tgi(draw, longest):
+    ratios, most = st.sampled_from([0.0, 0.3, 0.7, 1.2]), st.none() | st.integers(1, 8)
+    return Tgi(draw(st.integers(12, 40)), draw(ratios), draw(st.integers(1, 12)), draw(most))
+
+
+def mlc(draw, longest):
+    return MlcLlm(draw(st.integers(1, 8)), draw(st.integers(1, 40)), draw(st.sampled_from(["hybrid", "chunked"])))
 
 
 @st.composite
@@ -51,11 +73,15 @@ def scenarios(draw, make):
         knee=draw(st.sampled_from([0.0, 30.0, 75.5])),
     )
     num_blocks = blocks + 1 + int(0.12 * blocks)  # with what a policy keeps free
+    if isinstance(policy, MlcLlm):
+        num_blocks += 1 + -(-8 // block_size)
+    if isinstance(policy, LlamaCpp):
+        num_blocks *= policy.n_parallel  # every slot holds the longest request
     asynchronous = draw(st.booleans()) and not getattr(policy, "enable_chunked_prefill", True)  # vLLM V0 never is
     return policy, cost, num_blocks, block_size, asynchronous, requests
 
 
-POLICIES = pytest.mark.parametrize("make", [vllm_v0, sarathi, orca])
+POLICIES = pytest.mark.parametrize("make", [vllm_v0, sarathi, orca, static, llama_cpp, tgi, mlc])
 
 
 @POLICIES
