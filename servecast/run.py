@@ -150,17 +150,17 @@ def _classes(setup: Setup) -> Classes | None:
 
 
 def _pool(setup: Setup) -> Pool:
-    engine = setup.engine
+    engine, scheduler, tables = setup.engine, scheduler_of(setup.engine), tables_of(setup)
     return Pool(
         replicas=setup.replicas,
-        scheduler=scheduler_of(engine),
+        scheduler=scheduler,
         cost=setup.cost,
         num_blocks=setup.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
         block_size=engine.block_size,
         max_model_len=engine.max_model_len,
         asynchronous=engine.async_scheduling,
         front_end=engine.front_end,
-        cache=_cache(setup, tables := tables_of(setup), scheduler),
+        cache=_cache(setup, tables, scheduler),
         tables=tables,
     )
 

@@ -121,11 +121,6 @@ def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism)
     return replace(engine, notes=(*engine.notes, *scenario.notes))
 
 
-def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism) -> EngineSpec:
-    engine = with_host(resolve_engine(scenario.engine, gpu, model, layout), scenario.host)
-    return replace(engine, notes=(*engine.notes, *scenario.notes))
-
-
 def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:
     """The engine with the times of the host and the front end that the scenario gives."""
     times = {
