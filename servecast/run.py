@@ -150,7 +150,7 @@ def _classes(setup: Setup) -> Classes | None:
 
 
 def _pool(setup: Setup) -> Pool:
-    engine, scheduler, tables = setup.engine, scheduler_of(setup.engine), tables_of(setup)
+    engine, scheduler = setup.engine, scheduler_of(setup.engine)
     return Pool(
         replicas=setup.replicas,
         scheduler=scheduler,
@@ -160,7 +160,7 @@ def _pool(setup: Setup) -> Pool:
         max_model_len=engine.max_model_len,
         asynchronous=engine.async_scheduling,
         front_end=engine.front_end,
-        cache=_cache(setup, tables, scheduler),
+        cache=_cache(setup, tables := tables_of(setup), scheduler),
         tables=tables,
     )
 
