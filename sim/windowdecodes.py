@@ -22,7 +22,18 @@ class WindowDecodes(Decodes):
     that was in flight then (all, if none was): see `slid`.
     """
 
-    __slots__ = ("_count", "_crossings", "_extra", "_late", "_slides", "_sliding", "growing", "seen", "windows")
+    __slots__ = (
+        "_count",
+        "_crossings",
+        "_extra",
+        "_late",
+        "_slides",
+        "_sliding",
+        "_stints",
+        "growing",
+        "seen",
+        "windows",
+    )
 
     def __init__(self, block_size: int, tables: Tables) -> None:
         super().__init__(block_size)
@@ -33,8 +44,9 @@ class WindowDecodes(Decodes):
         self._late = tables.late
         self._slides = [0] * block_size  # blocks given back in every step j with j % block_size == p
         self._sliding = 0  # their sum
-        self._extra: dict[int, list[tuple[Request, int, int]]] = {}  # step -> (request, its kv_offset, blocks besides)
-        self._crossings: list[tuple[int, int, int, int, Request]] = []  # a heap: step, id, window, kv_offset, request
+        self._stints = 0  # how often somebody has joined: what is noted of a request holds until it leaves
+        self._extra: dict[int, list[tuple[int, Request, int]]] = {}  # step -> (stint, request, blocks besides)
+        self._crossings: list[tuple[int, int, int, Request]] = []  # a heap: step, stint, window, request
 
     def advance(self, steps: int) -> None:
         """See `Decodes`. There is no crossing between these steps."""
@@ -45,14 +57,14 @@ class WindowDecodes(Decodes):
         for past in [at for at in self._extra if at < step]:
             del self._extra[past]
         while self.next_crossing == step:
-            _, _, i, _, request = heappop(self._crossings)
+            _, _, i, request = heappop(self._crossings)
             self._cross(i, request)
 
     @property
     def next_crossing(self) -> int:
         """The step from which on some request reads another number of tokens than one more in each; -1: none."""
         heap = self._crossings
-        while heap and not _counts(heap[0][4], heap[0][3]):
+        while heap and not _counts(heap[0][1], heap[0][3]):
             heappop(heap)
         return heap[0][0] if heap else -1
 
@@ -60,15 +72,16 @@ class WindowDecodes(Decodes):
         """See `Decodes`."""
         super().join(request, step)
         request.joined = step
-        tokens, offset = request.computed, request.kv_offset
+        self._stints = request.stint = self._stints + 1
+        tokens, stint = request.computed, request.stint
         for i, window in enumerate(self.windows):
             self.seen[i] += window.seen(tokens)
             if window.chunked:
                 self.growing[i] += 1
-                heappush(self._crossings, (step + window.size - tokens % window.size, request.id, i, offset, request))
+                heappush(self._crossings, (step + window.size - tokens % window.size, stint, i, request))
             elif tokens < window.size:
                 self.growing[i] += 1
-                heappush(self._crossings, (step + window.size - tokens, request.id, i, offset, request))
+                heappush(self._crossings, (step + window.size - tokens, stint, i, request))
             else:
                 self._fill(i, request, step)
         first, second = self._beginning(request)
@@ -122,8 +135,8 @@ class WindowDecodes(Decodes):
     def given_back(self, step: int) -> int:
         """Blocks that the decodes of `step` give back when it is planned."""
         blocks = self._slides[step % self.block_size]
-        for request, offset, more in self._extra.get(step, ()):
-            if _counts(request, offset):
+        for stint, request, more in self._extra.get(step, ()):
+            if _counts(stint, request):
                 blocks += more
         return blocks
 
@@ -181,14 +194,14 @@ class WindowDecodes(Decodes):
 
     def _cross(self, i: int, request: Request) -> None:
         """The window of `request` is full, or its next chunk begins."""
-        window, step, offset = self.windows[i], self.step, request.kv_offset
+        window, step = self.windows[i], self.step
         if not window.chunked:
             self.growing[i] -= 1
             self._fill(i, request, step)
             return
-        tokens, size = step + offset, self.block_size
+        tokens, size = step + request.kv_offset, self.block_size
         self.seen[i] -= window.size
-        heappush(self._crossings, (step + window.size, request.id, i, offset, request))
+        heappush(self._crossings, (step + window.size, request.stint, i, request))
         freed = window.freed(tokens, size) - window.freed(tokens - window.size, size)
         self._besides(step + self._late, request, freed)
 
@@ -223,9 +236,9 @@ class WindowDecodes(Decodes):
 
     def _besides(self, step: int, request: Request, blocks: int) -> None:
         if blocks:
-            self._extra.setdefault(step, []).append((request, request.kv_offset, blocks))
+            self._extra.setdefault(step, []).append((request.stint, request, blocks))
 
 
-def _counts(request: Request, offset: int) -> bool:
-    """Whether `request` still decodes as it did when this was noted."""
-    return request.decoding and request.kv_offset == offset
+def _counts(stint: int, request: Request) -> bool:
+    """Whether `request` has not left since it joined for the `stint`-th time that somebody did."""
+    return request.decoding and request.stint == stint

@@ -41,21 +41,21 @@ def windowed(draw):
     return (policy, cost, num_blocks, block_size, asynchronous, requests, priority), tables
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(windowed())
 def test_open_loop_equals_the_oracle(case):
     scenario, tables = case
     same(*scenario, tables=tables)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(windowed(), st.integers(1, 6))
 def test_closed_loop_equals_the_oracle(case, concurrency):
     scenario, tables = case
     same(*scenario, concurrency=concurrency, tables=tables)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(windowed(), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     scenario, tables = case
