@@ -53,6 +53,20 @@ def generated(requests: int, rate: float, output: float = 256) -> dict[str, Any]
     }
 
 
+POLICIES: list[dict[str, Any]] = [
+    {"preset": "vllm-0.6", "max_model_len": 8192},
+    {"preset": "vllm-0.6", "enable_chunked_prefill": True},
+    {"preset": "sarathi"},
+    {"preset": "orca"},
+    {"preset": "tgi-3"},
+    {"preset": "mlc-llm"},
+    {"preset": "llama.cpp", "parallel": 16},
+    {"preset": "transformers", "batch_size": 16},
+    {"preset": "tensorrt-llm-1"},
+]
+"""One engine a scheduler policy, each at 0.8 of its saturation."""
+
+
 def saturation(output: float, engine: dict[str, Any]) -> float:
     """Requests per second of a replica that always has work."""
     scenario = Scenario.model_validate(BASE | {"engine": engine, "workload": generated(5000, 0, output)})
@@ -74,6 +88,9 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     if azure.exists():
         yield "Azure conv", {"workload": {"trace": str(azure)}}
     yield "shared prefixes", {"workload": {"mix": "agent", "num_sessions": 600}}
+    for engine in POLICIES:
+        name = engine["preset"] + " chunked" * ("enable_chunked_prefill" in engine)
+        yield name, {"engine": engine, "workload": generated(5_000, 0.8 * saturation(256, engine))}
     for requests in saved:
         yield f"{requests:,}, saved", {"workload": generated(requests, 0.8 * full)}
 
@@ -130,7 +147,7 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     naive = [Naive(i, *row) for i, row in enumerate(rows) if row[1] + row[3] <= engine.max_model_len]
     naive_engine = oracle(
         scheduler_of(engine),
-        setup.cost,
+        setup.step_cost,
         setup.memory.usable_blocks + 1,
         engine.block_size,
         engine.async_scheduling,

@@ -17,7 +17,6 @@ from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
 from sim.result import Classes, Deployment
 from sim.result import Result as Outcome
-from sim.schedulers import scheduler_of
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
 from workloads.content import content_of
 
@@ -109,7 +108,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         },
         "memory": memory_facts(setup.memory),
         "cost": dict(setup.cost.provenance),
-        "notes": [*engine.notes, *_cache_notes(setup)],
+        "notes": [*engine.notes, *_cache_notes(setup), *_own_notes(setup)],
         "not_modelled": list(NOT_MODELLED),
     }
 
@@ -126,6 +125,11 @@ def _cache_notes(setup: Setup) -> list[str]:
     if not setup.engine.enable_prefix_caching or setup.requests.trace.prefix is not None:
         return []
     return ["prefix caching is on, but nobody knows what prompts share here: only preempted requests are found again"]
+
+
+def _own_notes(setup: Setup) -> list[str]:
+    own = setup.scenario.engine.get("scheduler")
+    return [] if own is None else [f"steps are planned by {own}, not by {setup.engine.preset}'s scheduler"]
 
 
 def _source(setup: Setup) -> Source:
@@ -145,11 +149,11 @@ def _classes(setup: Setup) -> Classes | None:
 
 
 def _pool(setup: Setup) -> Pool:
-    engine, scheduler = setup.engine, scheduler_of(setup.engine)
+    engine, scheduler = setup.engine, setup.scheduler
     return Pool(
         replicas=setup.replicas,
         scheduler=scheduler,
-        cost=setup.cost,
+        cost=setup.step_cost,
         num_blocks=setup.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
         block_size=engine.block_size,
         max_model_len=engine.max_model_len,

@@ -18,6 +18,7 @@ from calibrate.models import load_model
 from calibrate.options import refusals
 from servecast.errors import ServecastError, one_of
 from servecast.mistakes import MistakeError, say
+from servecast.own_policy import split
 from servecast.parts import Count, Part, Time, known, named
 from servecast.workload import (
     ClassPart,
@@ -109,11 +110,24 @@ class Scenario(Part):
     @field_validator("engine")
     @classmethod
     def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        problems: list[str] = []
         try:
-            check_options(options)
+            check_options({key: value for key, value in options.items() if key != "scheduler"})
         except ServecastError as error:
-            raise MistakeError(problem.removeprefix("engine") for problem in error.problems) from None
+            problems += error.problems
+        if options.get("scheduler") is not None:
+            try:
+                split(options["scheduler"])
+            except ServecastError as error:
+                problems += error.problems
+        if problems:
+            raise MistakeError(problem.removeprefix("engine") for problem in problems)
         return options
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """What the engine itself knows: all but a scheduler of the user's own."""
+        return {key: value for key, value in self.engine.items() if key != "scheduler"}
 
     @property
     def notes(self) -> list[str]:
@@ -158,7 +172,9 @@ def _leave_out(file: YamlFile) -> list[str]:
     if not isinstance(engine, dict) or not file.places.get("engine.preset", "").startswith("--set"):
         return []
     notes = []
-    for key in [key for key in engine if key != "preset" and not file.places[f"engine.{key}"].startswith("--set")]:
+    for key in [key for key in engine if key not in ("preset", "scheduler")]:
+        if file.places[f"engine.{key}"].startswith("--set"):
+            continue
         try:
             why = refusals({"preset": engine["preset"], key: engine[key]})
         except ServecastError:
