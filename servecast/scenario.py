@@ -24,6 +24,7 @@ from servecast.workload import (
     ClassPart,
     ClosedLoopPart,
     LengthsPart,
+    PriorityPart,
     PrometheusPart,
     ServegenPart,
     SloPart,
@@ -215,7 +216,8 @@ def _fields(loc: list[Any]) -> list[str]:
         return [*PoolPart.model_fields, *ClusterPart.model_fields]
     parts: dict[str, type[Part]] = {
         "cluster": ClusterPart, "host": HostPart, "pools": PoolPart, "workload": WorkloadPart, "slo": SloPart,
-        "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart, "prometheus": PrometheusPart,
+        "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart, "priority": PriorityPart,
+        "prometheus": PrometheusPart,
         "servegen": ServegenPart,
     }  # fmt: skip
     innermost = [parts[name] for name in map(str, loc) if name in parts]

@@ -115,7 +115,8 @@ def set_up(scenario: Scenario) -> Setup:
                 cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
     requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
     if engine and scheduler and requests and requests.priority is not None and not scheduler.by_priority:
-        problems.append(f"workload.classes: they have priorities, {_no_priorities(engine)}, or take the priorities out")
+        key = "workload.classes: they" if scenario.workload.priority is None else "workload.priority: requests"
+        problems.append(f"{key} have priorities, {_no_priorities(engine)}, or take the priorities out")
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in problems))
     assert model

@@ -1,6 +1,6 @@
 """A scheduler policy of your own, to be read in ten minutes: the shortest waiting prompt goes first.
 
-Run it: servecast run docs/own-policy/scenario.yaml. Every plan is checked; a mistake is named, with the step and the state.
+Run it: servecast run docs/own-policy/scenario.yaml. Every plan is checked; a mistake is named, with step and state.
 """
 
 from sim.schedulers import Scheduler
