@@ -21,6 +21,7 @@ import click
 
 import servecast
 from servecast.requests import Requests
+from servecast.run import tables_of
 from servecast.scenario import Scenario
 from servecast.setup import Setup, set_up
 from sim.schedulers import scheduler_of
@@ -34,6 +35,12 @@ BASE: dict[str, Any] = {
     "cluster": {"gpu": "h100-sxm"},
     "seed": 1,
 }
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "SGLang": {"preset": "sglang-0.5", "max_running_requests": 256},
+    "TensorRT-LLM": {"preset": "tensorrt-llm-1", "max_batch_size": 256},
+}
+"""Engines of other policies, each at 0.8 of its saturation."""
 
 ROW = "{:<18} {:>9} {:>7} {:>9} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7} {:>7}"
 
@@ -62,14 +69,15 @@ POLICIES: list[dict[str, Any]] = [
     {"preset": "mlc-llm"},
     {"preset": "llama.cpp", "parallel": 16},
     {"preset": "transformers", "batch_size": 16},
-    {"preset": "tensorrt-llm-1"},
 ]
 """One engine a scheduler policy, each at 0.8 of its saturation."""
 
 
-def saturation(output: float, engine: dict[str, Any]) -> float:
+def saturation(output: float, engine: dict[str, Any], model: str = "llama-3.1-8b") -> float:
     """Requests per second of a replica that always has work."""
-    scenario = Scenario.model_validate(BASE | {"engine": engine, "workload": generated(5000, 0, output)})
+    scenario = Scenario.model_validate(
+        BASE | {"model": model, "engine": engine, "workload": generated(5000, 0, output)}
+    )
     return float(servecast.simulate(scenario).summary()["request_throughput"])
 
 
@@ -82,11 +90,15 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "0.8 of saturation", {"workload": generated(20_000, 0.8 * full)}
     yield "the same, 100k", {"workload": generated(100_000, 0.8 * full)}
     yield "long outputs", {"workload": generated(20_000, 0.8 * long, 2048)}
+    for name, other in OTHERS.items():
+        yield name, {"engine": other, "workload": generated(20_000, 0.8 * saturation(256, other))}
     yield "light load", {"workload": generated(20_000, 0.1 * full)}
     yield "KV tight", {"engine": tight, "workload": generated(20_000, 0.9 * saturation(256, tight))}
     azure = ROOT / "traces" / "azure" / "AzureLLMInferenceTrace_conv.csv.gz"
     if azure.exists():
         yield "Azure conv", {"workload": {"trace": str(azure)}}
+    hybrid = "gpt-oss-20b"
+    yield "windows", {"model": hybrid, "workload": generated(20_000, 0.8 * saturation(256, engine, hybrid))}
     yield "shared prefixes", {"workload": {"mix": "agent", "num_sessions": 600}}
     for engine in POLICIES:
         name = engine["preset"] + " chunked" * ("enable_chunked_prefill" in engine)
@@ -144,13 +156,19 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     fast = min(cpu_seconds(replace(setup, requests=Requests(few, follow=False))) for _ in range(3))
     columns = few.arrival_s, few.prompt_tokens, few.output_tokens, few.max_tokens
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    naive = [Naive(i, *row) for i, row in enumerate(rows) if row[1] + row[3] <= engine.max_model_len]
+    scheduler = scheduler_of(engine)
+    naive = [
+        Naive(i, *row)
+        for i, row in enumerate(rows)
+        if row[1] + row[3] <= engine.max_model_len and row[1] <= scheduler.longest_prompt
+    ]
     naive_engine = oracle(
-        scheduler_of(engine),
+        scheduler,
         setup.step_cost,
         setup.memory.usable_blocks + 1,
         engine.block_size,
         engine.async_scheduling,
+        tables=tables_of(setup),
     )
     start = time.process_time()
     naive_engine.run(naive)

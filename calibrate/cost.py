@@ -7,7 +7,6 @@ knows nothing of requests or queues.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +15,7 @@ from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
 from calibrate.operators import AttentionGroup, Operator, attention_groups, attention_operators, step_operators
+from calibrate.reads import Line, Reads, reads_of, riding
 from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from calibrate.hardware import Gpu
-    from calibrate.kernels.chunks import ChunkPrices, Riders
+    from calibrate.kernels.chunks import ChunkPrices, LocalChunks
     from calibrate.kernels.heads import HeadShape
     from calibrate.prices import Prices
 
@@ -35,10 +35,8 @@ MANY_CHUNKS = 64
 """Prompt chunks in one step beyond which more of them fill the GPU no better."""
 MANY_KEYS = 16384.0
 """Cached tokens of a chunk from which making their keys takes time in proportion to them."""
-JOINT_ATTENTION = ("ampere", "ada", "blackwell-rtx")
-"""GPU classes on which vLLM's attention is FlashAttention 2: one kernel takes the chunks and the decodes of a mixed
-step, see `calibrate.kernels.chunks.Riders`. FlashAttention 3 (Hopper) and FlashInfer (Blackwell) are priced as two
-kernels; nobody published mixed points of theirs."""
+LONG_STEP = 512
+"""Tokens of a step from which the multipliers keep a GPU at its power limit; fewer tokens, less."""
 
 
 class StepCost(Protocol):
@@ -48,16 +46,24 @@ class StepCost(Protocol):
     def provenance(self) -> Mapping[str, object]:
         """Where the prices come from, for the manifest."""
 
-    def step_s(self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int) -> float:
+    def step_s(
+        self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int, seen: Sequence[int] = ()
+    ) -> float:
         """Seconds of one step.
 
         `chunks` are the prefill chunks as (new tokens, tokens already in KV), `decodes` the sequences that decode one
-        token each, `kv_tokens` the sum over those of their tokens in KV before the step.
+        token each, `kv_tokens` the sum over those of their tokens in KV before the step, `seen` the same of those that
+        the layers of each of the model's windows read.
         """
 
-    def decode_line(self, decodes: int, kv_tokens: int) -> tuple[float, float, float, float] | None:
+    def decode_line(self, decodes: int, kv_tokens: int) -> Line | None:
         """(a, b, floor, upto) with `step_s((), decodes, kv) == max(floor, a + b * kv)` bit for bit for all `kv` from
-        `kv_tokens` to `upto`, or None if no such."""
+        `kv_tokens` to `upto`, or None if no such. Of a model with windows, what the others do not take: see
+        `window_lines`."""
+
+    def window_lines(self, decodes: int, seen: Sequence[int]) -> Sequence[Line]:
+        """What the layers of each window take besides, as lines in the tokens that they read, from `seen` on: a step
+        without chunks is the sum of all lines, in this order, or the floor of `decode_line`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ class CompiledCost:
     entries are seconds. `decode` are decode attention's lines, to which `decode_base_s` adds what else a step of so
     many decodes takes; `joint` is what they take in one kernel with chunks (seconds, and seconds a KV token), and
     `joint_read` the least that it takes (seconds to read a KV token, to read it again for all other heads, and how many
-    the cache holds). `prefill` are the groups of layers with equal attention: (layers, chunk prices). Host time:
+    the cache holds): both of layers that see everything, `windows` is the same of the others. `prefill` are the groups
+    of layers with equal attention: (layers, chunk prices). Host time:
     `after_s` is added to the GPU time, and a step takes at least `floor_s` and, by its tokens, `launch_s` where it has
     chunks, `decode_floor_s` where not.
     """
@@ -83,14 +90,20 @@ class CompiledCost:
     decode: Lines
     joint: list[tuple[float, float]]
     joint_read: tuple[float, float, float]
-    prefill: tuple[tuple[int, ChunkPrices], ...]
+    prefill: tuple[tuple[int, ChunkPrices | LocalChunks], ...]
     provenance: Mapping[str, object]
+    windows: tuple[Reads, ...] = ()
 
-    def step_s(self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int) -> float:
+    def step_s(
+        self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int, seen: Sequence[int] = ()
+    ) -> float:
         """Seconds of one step; see `StepCost`. Sequences and tokens must be within the engine's limits."""
         if not chunks:
             a, b, floor, _ = self.decode_line(decodes, kv_tokens)
             step = a + b * kv_tokens
+            for reads, tokens in zip(self.windows, seen, strict=True) if seen else ():
+                a, b, _, _ = reads.line(decodes, tokens)
+                step += a + b * tokens
             return step if step > floor else floor
         tokens = decodes
         for q, _ in chunks:
@@ -110,6 +123,9 @@ class CompiledCost:
             read = read_s * kv_tokens
             if kv_tokens > resident:
                 read += again_s * min(3.0 * (kv_tokens - resident), kv_tokens)
+            for reads, seen_tokens in zip(self.windows, seen, strict=True) if seen else ():
+                more = reads.mixed(decodes, seen_tokens)
+                alone, joint, read = alone + more[0], joint + more[1], read + more[2]
             attention += max(alone, joint, read)
         step = self.tokens_s[tokens] + self.samples_s[samples] + attention + self.after_s[samples]
         floor = self.floor_s[samples] + self.launch_s[tokens]
@@ -122,6 +138,19 @@ class CompiledCost:
                 return self.decode_base_s[decodes] + a, b, self.decode_floor_s[decodes], upto
         raise AssertionError("the last piece has no end")
 
+    def window_lines(self, decodes: int, seen: Sequence[int]) -> list[Line]:
+        """See `StepCost`."""
+        return [reads.line(decodes, tokens) for reads, tokens in zip(self.windows, seen, strict=True)]
+
+    def slowed(self, factor: float) -> CompiledCost:
+        """This cost with kernels of long steps `factor` times as long: clocks fall while the multipliers are busy."""
+        if factor == 1.0:
+            return self
+        tokens = range(len(self.tokens_s))
+        longer = [(1 + (factor - 1) * min(n / LONG_STEP, 1.0)) * s for n, s in zip(tokens, self.tokens_s, strict=True)]
+        prefill = tuple((layers, chunks.times(factor)) for layers, chunks in self.prefill)
+        return replace(self, tokens_s=longer, prefill=prefill)
+
 
 def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices) -> CompiledCost:
     """The cost of every step of `model` under `layout` that `engine` can run, at these prices.
@@ -129,6 +158,8 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
     Raises `ServecastError` for a model whose kernels have no prices.
     """
     import numpy as np  # here, so that importing the catalogue stays cheap
+
+    from calibrate.kernels.chunks import LocalChunks
 
     if model.dtype == "fp32":
         raise ServecastError(
@@ -148,26 +179,33 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
     else:
         after = floor = host.sync_base_s + host.sync_per_sequence_s * samples
     launch, decode_launch = (model.layers * _launch_s(engine, every, chunks) for chunks in (True, False))
+    if prices.gpu.architecture == "cpu":  # the thread that launches a kernel runs it: nothing overlaps
+        times = times | {"tokens": times["tokens"] + launch}
+        decode_times = decode_times | {"tokens": decode_times["tokens"] + decode_launch}
+        launch, decode_launch = np.zeros_like(launch), np.zeros_like(decode_launch)
     for table in (*times.values(), *decode_times.values(), after, floor):
         table[0] = 0.0  # a step without work costs nothing
     groups = attention_groups(model, layout)
     max_q = min(engine.max_num_batched_tokens, engine.max_model_len)
-    prefill, lines = [], []
+    prefill: list[tuple[int, ChunkPrices | LocalChunks]] = []
     for g in groups:
-        chunks, decodes = head_shapes(g)
-        prefill.append((g.layers, prices.prefill(chunks, max_q, min(engine.max_num_seqs, MANY_CHUNKS))))
-        lines.append((g.layers, prices.decode(decodes, engine.max_num_seqs).lines))
-    decode = _sum_of_lines(lines)
+        chunks = prices.prefill(head_shapes(g)[0], max_q, min(engine.max_num_seqs, MANY_CHUNKS))
+        prefill.append((g.layers, LocalChunks(chunks, g.window) if g.chunked else chunks))
+    lines = [(g.layers, prices.decode(head_shapes(g)[1], engine.max_num_seqs).lines) for g in groups]
+    riders = riding(groups, prefill, prices.gpu)
+    whole = sum(not g.window for g in groups)  # they come first
+    full = reads_of(lines[:whole], riders[:whole], engine.max_num_seqs)
+    windows = [reads_of(lines[i : i + 1], riders[i : i + 1], engine.max_num_seqs) for i in range(whole, len(groups))]
+    decode = full.lines
     if beside := attention_operators(model, layout):
         prefill = [(layers, _with_keys(beside, each, layout, prices)) for layers, each in prefill]
         of_decodes = [op.kernels * operator_s(op, samples, layout, prices) for op in beside if op.rows == "decodes"]
         more: Floats = np.sum(of_decodes, axis=0)
         decode = [[(upto, a + x, b) for upto, a, b in row] for row, x in zip(decode, more.tolist(), strict=True)]
     decode[0] = [(np.inf, 0.0, 0.0)]
-    riding = _riding(groups, prefill, prices.gpu)
     base = decode_times["tokens"][: engine.max_num_seqs + 1] + decode_times["samples"] + after
     decode_floor = floor + decode_launch[: engine.max_num_seqs + 1]
-    return CompiledCost(
+    cost = CompiledCost(
         tokens_s=times["tokens"].tolist(),
         samples_s=times["samples"].tolist(),
         after_s=after.tolist(),
@@ -176,34 +214,36 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
         decode_floor_s=decode_floor.tolist(),
         decode_base_s=base.tolist(),
         decode=decode,
-        joint=[
-            (sum(layers * r.tiles_s(n) for layers, r in riding), sum(layers * r.token_s(n) for layers, r in riding))
-            for n in range(engine.max_num_seqs + 1)
-        ],
-        joint_read=(
-            sum(layers * riders.read_s for layers, riders in riding),
-            sum(layers * riders.again_s for layers, riders in riding),
-            min((riders.resident for _, riders in riding), default=0.0),
-        ),
+        joint=full.joint,
+        joint_read=full.joint_read,
         prefill=tuple(prefill),
         provenance=_provenance(model, layout, engine, prices),
+        windows=tuple(windows),
     )
+    return cost.slowed(sustained_factor(engine, prices.gpu))
+
+
+def sustained_factor(engine: EngineSpec, gpu: Gpu) -> float:
+    """How many times as long the kernels of long steps take as their tables say: known of vLLM's only, `gpus.yaml`."""
+    return gpu.sustained_factor if engine.engine == "vllm" else 1.0
 
 
 def head_shapes(group: AttentionGroup) -> tuple[HeadShape, HeadShape]:
     """The attention kernels of a group of layers: that of prompt chunks, and that of decoding sequences.
 
     Of latent attention these differ: chunks attend to 16-bit keys and values of every head, made from the latents,
-    decoding tokens to the cached latents themselves.
+    decoding tokens to the cached latents themselves. Chunked attention runs the kernels of full attention, on each
+    chunk of a sequence as if it were one (`make_local_attention_virtual_batches` of vLLM).
     """
     from calibrate.kernels.heads import HeadShape
 
+    window = 0 if group.chunked else group.window
     if (latent := group.latent) is None:
-        same = HeadShape(group.kv_dtype, group.heads, group.kv_heads, group.head_dim, group.head_dim, group.window)
+        same = HeadShape(group.kv_dtype, group.heads, group.kv_heads, group.head_dim, group.head_dim, window)
         return same, same
     return (
-        HeadShape("bf16", group.heads, group.heads, latent.key, latent.value, group.window),
-        HeadShape(group.kv_dtype, group.heads, 1, latent.cached, latent.kv_rank, group.window),
+        HeadShape("bf16", group.heads, group.heads, latent.key, latent.value, window),
+        HeadShape(group.kv_dtype, group.heads, 1, latent.cached, latent.kv_rank, window),
     )
 
 
@@ -230,8 +270,11 @@ def kernels_s(
     decodes: int,
     kv_tokens: int,
 ) -> float:
-    """Seconds of the kernels of one step, without host, padding or gaps: to compare with measured steps."""
+    """Seconds of the kernels of one step, without host, padding or gaps: to compare with measured steps. Behind windows
+    as if all decodes were equally long."""
     import numpy as np
+
+    from calibrate.kernels.chunks import LocalChunks
 
     new, beside = sum(q for q, _ in chunks), attention_operators(model, layout)
     rows = {"tokens": decodes + new, "samples": decodes + len(chunks), "decodes": decodes}
@@ -242,9 +285,10 @@ def kernels_s(
         of_chunks, decoding = head_shapes(g)
         if chunks:
             priced = prices.prefill(of_chunks, max(q for q, _ in chunks), len(chunks))
-            total += g.layers * (_with_keys(beside, priced, layout, prices) if beside else priced).together(chunks)
+            priced = _with_keys(beside, priced, layout, prices) if beside else priced
+            total += g.layers * (LocalChunks(priced, g.window) if g.chunked else priced).together(chunks)
         if decodes:
-            total += g.layers * prices.decode(decoding, decodes).seconds(decodes, kv_tokens)
+            total += g.layers * prices.decode(decoding, decodes).seconds(decodes, g.seen(decodes, kv_tokens))
     return total
 
 
@@ -254,6 +298,11 @@ def buffer_bytes(op: Operator, rows: Floats, layout: Parallelism) -> Floats:
 
     size: Floats = rows * ACTIVATION_BYTES * op.shape[0] * (layout.tp if op.family == "allgather" else 1)
     return size
+
+
+def _on_cores(engine: EngineSpec, tokens: Floats) -> NDArray[np.bool_]:
+    """Whether a 32-bit router of so many tokens is multiplied on the CUDA cores."""
+    return tokens >= (float("inf") if engine.fp32_router_from is None else engine.fp32_router_from)
 
 
 def _launch_s(engine: EngineSpec, tokens: NDArray[np.int64], chunks: bool) -> Floats:
@@ -287,7 +336,13 @@ def _lookups(
     operators = step_operators(model, layout)
     times = {name: np.zeros(len(values)) for name, values in rows.items()}
     for op in operators:
-        times[op.rows] += op.kernels * operator_s(op, rows[op.rows], layout, prices)
+        seconds = operator_s(op, rows[op.rows], layout, prices)
+        if op.name == "router_input":
+            seconds = np.where(_on_cores(engine, rows["tokens"]), seconds, 0.0)
+        elif op.name == "router" and op.weights == "fp32":
+            narrow = operator_s(replace(op, weights="bf16"), rows["tokens"], layout, prices)
+            seconds = np.where(_on_cores(engine, rows["tokens"]), seconds, narrow)
+        times[op.rows] += op.kernels * seconds
     if layout.tp > 1 and engine.fuse_allreduce_rms:
         reduce, norm = (next(op for op in operators if op.name == name) for name in ("allreduce", "norms"))
         times["tokens"] -= reduce.kernels * fusion_saves(reduce, norm, rows["tokens"], layout, engine, prices)
@@ -311,9 +366,15 @@ def fusion_saves(
     return np.where(size <= limit * 2**20, np.maximum(saved, 0.0), 0.0)
 
 
-def _with_keys(beside: Sequence[Operator], prices: ChunkPrices, layout: Parallelism, each: Prices) -> ChunkPrices:
+def _with_keys(
+    beside: Sequence[Operator], prices: ChunkPrices | LocalChunks, layout: Parallelism, each: Prices
+) -> ChunkPrices:
     """The chunks' prices of one layer with what makes keys and values of their own and of their cached tokens."""
     import numpy as np
+
+    from calibrate.kernels.chunks import ChunkPrices
+
+    assert isinstance(prices, ChunkPrices), "no model has latent and chunked attention"
 
     def seconds(tokens: Floats) -> Floats:
         parts = [operator_s(op, tokens, layout, each) for op in beside if op.rows == "chunk_keys"]
@@ -324,38 +385,6 @@ def _with_keys(beside: Sequence[Operator], prices: ChunkPrices, layout: Parallel
     return prices.plus(seconds, float(many - few) / MANY_KEYS)
 
 
-def _riding(
-    groups: Sequence[AttentionGroup], prefill: Sequence[tuple[int, ChunkPrices]], gpu: Gpu
-) -> list[tuple[int, Riders]]:
-    """(layers, what decodes take in the chunks' kernel); nothing where they have a kernel of their own."""
-    if gpu.architecture not in JOINT_ATTENTION or any(g.latent for g in groups):
-        return []
-    return [
-        (layers, replace(chunks.riders, resident=gpu.l2_bytes * g.kv_heads / g.kv_token_bytes))
-        for g, (layers, chunks) in zip(groups, prefill, strict=True)
-    ]
-
-
-def _sum_of_lines(groups: Sequence[tuple[int, Lines]]) -> Lines:
-    """Lines of all layers together, from those of one layer of each group."""
-    if len(groups) == 1:
-        layers, lines = groups[0]
-        return [[(upto, layers * a, layers * b) for upto, a, b in pieces] for pieces in lines]
-    total: Lines = []
-    for pieces in zip(*(lines for _, lines in groups), strict=True):
-        ends = sorted({upto for piece in pieces for upto, _, _ in piece})
-        summed = []
-        for end in ends:
-            a = b = 0.0
-            for (layers, _), piece in zip(groups, pieces, strict=True):
-                _, at, slope = piece[bisect_left([upto for upto, _, _ in piece], end)]
-                a += layers * at
-                b += layers * slope
-            summed.append((end, a, b))
-        total.append(summed)
-    return total
-
-
 def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices) -> dict[str, Any]:
     sources = prices.provenance.get("sources")
     return {
@@ -363,6 +392,7 @@ def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, price
         "model": model.name,
         "tp": layout.tp,
         "dtype": model.dtype,
+        "sustained_factor": sustained_factor(engine, prices.gpu),
         "host": {**asdict(engine.host), **asdict(engine.front_end), "overlapped": engine.async_scheduling},
         "sources": {
             **(sources if isinstance(sources, dict) else {}),

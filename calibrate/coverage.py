@@ -78,6 +78,12 @@ def _attention(
         upto, a, b = (np.array(column) for column in zip(*cost.decode[n], strict=True))
         piece = np.searchsorted(upto, kv_tokens[here])
         decode_s[here] = a[piece] + b[piece] * kv_tokens[here]
+        for window, reads in zip(model.windows, cost.windows, strict=True):
+            each = kv_tokens[here] / n
+            seen = n * (each % window.size if window.chunked else np.minimum(each, window.size))
+            upto, a, b = (np.array(column) for column in zip(*reads.lines[n], strict=True))
+            piece = np.searchsorted(upto, seen)
+            decode_s[here] += a[piece] + b[piece] * seen
     duration = (block["end_s"] - block["start_s"]) / repeats
     lookups = np.array(cost.tokens_s)[at["tokens"]] + (np.array(cost.samples_s) + np.array(cost.after_s))[at["samples"]]
     prefill_s = np.where(block["prefill_requests"] > 0, np.maximum(duration - lookups - decode_s, 0.0), 0.0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.hardware import Gpu
+from calibrate.kernels import simt
 from calibrate.kernels.chunks import ChunkPrices, Riders, compile_chunks
 from calibrate.kernels.gemm import ACTIVATION_BYTES, RATES, WEIGHT_BYTES
 from calibrate.kernels.heads import HeadShape
@@ -51,6 +52,8 @@ class Datasheet:
 
     def gemm_s(self, weights: str, rows: Floats, n: int, k: int) -> Floats:
         """See `Prices`."""
+        if weights == "fp32":
+            return simt.seconds(self.gpu.fp32_flops, rows, n, k)
         moved = WEIGHT_BYTES[weights] * n * k + ACTIVATION_BYTES * (n + k) * rows
         return self._multiply_s(weights, 2.0 * n * k * rows, moved)
 

@@ -78,6 +78,7 @@ class EngineSpec:
     "auto" is the one that a quantised checkpoint has scales for) and `strict_pool_check` (at start-up one sequence of
     `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is checked too).
     `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm.
+    `fp32_router_from`: the tokens from which a 32-bit router runs on the CUDA cores (None: never).
     `ubatch_tokens`: a step of more tokens is computed in pieces of so many, one after the other (llama.cpp).
     """
 
@@ -109,6 +110,7 @@ class EngineSpec:
     host: HostTime
     front_end: FrontEndTime
     fused_mib: Mapping[int, float]
+    fp32_router_from: int | None
     cuda_graph_bytes: int
     names: Mapping[str, str]
     options: Mapping[str, Any]
@@ -146,6 +148,7 @@ def resolve_engine(
         scheduler=preset["scheduler"],
         host=HostTime(**{f"{key}_s": value for key, value in preset["host"].items()}),
         front_end=FrontEndTime(**{f"{key}_s": value for key, value in preset["front_end"].items()}),
+        fp32_router_from=preset.get("fp32_router", {}).get(gpu.architecture, 1),
         options={key: chosen.values[key] for key in known},
         sources=chosen.sources,
         notes=(*notes, *preset.get("notes", ())),

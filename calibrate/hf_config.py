@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from calibrate.catalog import read
 from calibrate.hf_fields import Fields
 from calibrate.hf_quant import quantization
 from calibrate.model import ModelSpec
-from calibrate.parts import Experts, Latent, Window
+from calibrate.parts import Experts, Latent, Recurrent, Window
 from servecast.errors import ServecastError, nearest, one_of
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -54,8 +54,11 @@ class Family:
     experts: Callable[[Fields, int], tuple[Experts, list[int]] | None] | None = None
     latent: Callable[[Fields, int], Latent] | None = None
     windows: Callable[[Fields, int], tuple[Window, ...]] = hf_parts.sliding
+    recurrent: Callable[[Fields, int], tuple[Recurrent, list[int]]] | None = None
 
 
+_DELTA = Family("asked", "never", qk_norm="head", recurrent=hf_parts.delta_nets)
+_DELTA_MOE = replace(_DELTA, experts=hf_parts.qwen_experts)
 _LATENT = Family("never", "never", experts=hf_parts.deepseek_experts, latent=hf_parts.latent)
 FAMILIES = {
     "llama": Family(),
@@ -78,6 +81,9 @@ FAMILIES = {
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "kimi_k2": _LATENT,
+    "qwen3_next": _DELTA_MOE,
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA_MOE,
 }
 
 
@@ -121,7 +127,9 @@ def _unpriced(config: dict[str, Any]) -> list[str]:
     kind = config.get("model_type")
     family = FAMILIES.get(str(kind))
     dense = family and not family.experts and not family.latent
-    fields = REASONS | DENSE_REASONS if dense else REASONS
+    fields = REASONS | DENSE_REASONS if dense else dict(REASONS)
+    if family and family.recurrent:  # read for the memory plan; a vision tower beside them is left out, and said
+        fields = {name: why for name, why in fields.items() if name not in ("linear_num_value_heads", "vision_config")}
     reasons = [
         f"{why} ({field}: {value if isinstance(value, (int, str)) else '...'})"
         for field, why in fields.items()
@@ -130,6 +138,7 @@ def _unpriced(config: dict[str, Any]) -> list[str]:
     ]
     layer_types = config.get("layer_types")
     known = {"full_attention", "sliding_attention", "chunked_attention"}
+    known |= {"linear_attention"} if family and family.recurrent else set()
     others = {str(t) for t in layer_types} - known if isinstance(layer_types, list) else set()
     if others:
         reasons.append(f"layers of unknown attention (layer_types: {one_of(sorted(others))})")
@@ -165,6 +174,7 @@ def _spec(file: Path, name: str, config: dict[str, Any]) -> ModelSpec:
         experts = None
     if experts and not problems and experts.topk > experts.count:
         problems.append(f"{file}: a token chooses {experts.topk} experts of {experts.count}")
+    recurrent, linear = family.recurrent(fields, layers) if family.recurrent else (None, [])
     inter = "intermediate_size_mlp" if kind == "llama4_text" and experts and experts.layers < layers else ""
     spec = ModelSpec(
         name=name,
@@ -173,7 +183,7 @@ def _spec(file: Path, name: str, config: dict[str, Any]) -> ModelSpec:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=fields.size(inter or "intermediate_size"),
+        intermediate=fields.size(inter or "intermediate_size", default=_no_dense(experts, layers)),
         vocab=fields.size("vocab_size"),
         max_position=_scaled(fields, fields.size("max_position_embeddings")),
         dtype=DTYPES.get(str(dtype), "bf16"),
@@ -188,10 +198,18 @@ def _spec(file: Path, name: str, config: dict[str, Any]) -> ModelSpec:
         experts=experts,
         latent=family.latent(fields, layers) if family.latent else None,
         windows=family.windows(fields, layers),
+        recurrent=recurrent,
+        attn_gate=bool(family.recurrent) and fields.flag("attn_output_gate", True),
+        left_out="a vision tower" if config.get("vision_config") else "",
     )
     if problems:
         raise ServecastError(*problems)
-    return quantization(spec, file, quantised, routed) if quantised else spec
+    return quantization(spec, file, quantised, routed, linear) if quantised else spec
+
+
+def _no_dense(experts: Experts | None, layers: int) -> int | None:
+    """A stand-in for the width of dense MLPs where no layer has one."""
+    return experts.inter if experts and experts.layers == layers else None
 
 
 def _scaled(fields: Fields, max_position: int) -> int:

@@ -1,13 +1,13 @@
-"""The parts of a Hugging Face config that some model types have: experts, latent attention, windows.
+"""The parts of a Hugging Face config that some model types have: experts, latent attention, windows, recurrent layers.
 
 One reader for each way of writing them; which model type writes how is `hf_config.FAMILIES`' business. Readers of
-experts also give the layers that have them.
+experts and recurrent layers also give the layers that have them.
 """
 
 from __future__ import annotations
 
 from calibrate.hf_fields import Fields
-from calibrate.parts import Experts, Latent, Window
+from calibrate.parts import Experts, Latent, Recurrent, Window
 
 
 def mixtral_experts(fields: Fields, layers: int) -> tuple[Experts, list[int]]:
@@ -88,6 +88,29 @@ def latent(fields: Fields, layers: int) -> Latent:
         rope=fields.size("qk_rope_head_dim"),
         value=fields.size("v_head_dim"),
     )
+
+
+def delta_nets(fields: Fields, layers: int) -> tuple[Recurrent, list[int]]:
+    """Gated delta nets in the layers that `layer_types` calls linear, or in all but every `full_attention_interval`-th:
+    Qwen3-Next, Qwen3.5. They project to queries and keys, values and their gates, and two numbers a value head."""
+    every = fields.size("full_attention_interval", default=4)
+    keys = fields.size("linear_num_key_heads") * fields.size("linear_key_head_dim")
+    heads, width = fields.size("linear_num_value_heads"), fields.size("linear_value_head_dim")
+    types = fields.get("layer_types")
+    if types and (not isinstance(types, list) or len(types) < layers):
+        fields.wrong("layer_types", f"a list of {layers} entries, one a layer")
+        types = None
+    linear = [i for i in range(layers) if (types[i] == "linear_attention" if types else (i + 1) % every)]
+    found = Recurrent(
+        layers=len(linear),
+        inputs=2 * keys + 2 * heads * width + 2 * heads,
+        inner=heads * width,
+        channels=2 * keys + heads * width,
+        kernel=fields.size("linear_conv_kernel_dim", default=4),
+        state=heads * width * fields.size("linear_key_head_dim"),
+        state_bytes=4 if fields.get("mamba_ssm_dtype") == "float32" else 2,
+    )
+    return found, linear
 
 
 def sliding(fields: Fields, layers: int) -> tuple[Window, ...]:

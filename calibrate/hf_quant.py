@@ -30,6 +30,8 @@ MODULES: Mapping[str, Sequence[str]] = {
     "experts": ("mlp.experts.0.gate_proj", "mlp.experts.0.up_proj", "mlp.experts.0.down_proj"),
     "shared_gate_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     "shared_down": ("mlp.shared_experts.down_proj",),
+    "recurrent_in": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    "recurrent_out": ("linear_attn.out_proj",),
 }
 """Kind -> the modules of a layer that are multiplied as one, by the names that most checkpoints use."""
 RENAMED = (("mlp.", "block_sparse_moe."), ("mlp.", "feed_forward."), ("shared_experts.", "shared_expert."),
@@ -47,14 +49,16 @@ class Scheme:
     kv_dtype: str = ""
 
 
-def quantization(spec: ModelSpec, file: Path, config: Any, routed: Collection[int]) -> ModelSpec:
+def quantization(
+    spec: ModelSpec, file: Path, config: Any, routed: Collection[int], recurrent: Collection[int] = ()
+) -> ModelSpec:
     """`spec` with what `config`, its `quantization_config`, says of its weights. `routed` are the layers that have
-    experts. Raises `ServecastError` for a format that is not known."""
+    experts, `recurrent` those without attention. Raises `ServecastError` for a format that is not known."""
     if not isinstance(config, dict):
         raise ServecastError(f"{file}: quantization_config is {config!r}; expected an object")
     try:
         scheme = _scheme(config)
-        quantized = tuple(_quantized(spec, scheme, routed))
+        quantized = tuple(_quantized(spec, scheme, routed, recurrent))
     except _UnknownError as error:
         raise ServecastError(f"{file}: not priced yet: quantised weights: {error}") from None
     return replace(spec, quantized=quantized, method=scheme.method, kv_dtype=scheme.kv_dtype)
@@ -172,7 +176,9 @@ METHODS = {
 }
 
 
-def _quantized(spec: ModelSpec, scheme: Scheme, routed: Collection[int]) -> Iterator[Quantized]:
+def _quantized(
+    spec: ModelSpec, scheme: Scheme, routed: Collection[int], recurrent: Collection[int]
+) -> Iterator[Quantized]:
     """What of each kind is stored how, in how many layers."""
     left_out = Names(scheme.left_out)
     groups = [(Names(targets), storage) for targets, storage in scheme.groups]
@@ -187,6 +193,8 @@ def _quantized(spec: ModelSpec, scheme: Scheme, routed: Collection[int]) -> Iter
         counts: dict[Storage, int] = {}
         for layer in range(spec.layers):
             if (kind in ("gate_up", "down")) == (layer in routed) and "attn" not in modules[0]:
+                continue
+            if "attn" in modules[0] and (layer in recurrent) != kind.startswith("recurrent"):
                 continue
             stored = {_of_module(f"{wrapper}layers.{layer}.{module}", left_out, groups) for module in modules}
             if len(stored) > 1:

@@ -1,6 +1,6 @@
-"""How one model instance is spread over GPUs: tensor parallelism, with vLLM's rules for what divides what.
+"""How one model instance is spread over GPUs, with vLLM's rules for what divides what.
 
-Pipeline, data and expert parallelism are not modelled.
+Steps are priced under tensor parallelism only; the memory plan knows the other ways too.
 """
 
 from __future__ import annotations
@@ -14,45 +14,94 @@ from servecast.errors import one_of
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """The layout of one replica: `tp` GPUs that each hold a slice of every layer."""
+    """The layout of one replica.
+
+    `tp` GPUs each hold a slice of every layer of a stage, of which there are `pp`. `dp` such groups serve requests of
+    their own, with their own KV cache, and share the experts, which are cut over all `tp` x `dp` GPUs: each expert, or
+    with `ep` whole experts are dealt out. `dcp` of the `tp` GPUs share the tokens of a sequence's KV cache.
+    """
 
     tp: int
+    pp: int = 1
+    dp: int = 1
+    ep: bool = False
+    dcp: int = 1
 
     @property
     def gpus(self) -> int:
         """GPUs of one replica."""
-        return self.tp
+        return self.tp * self.pp * self.dp
+
+    def stages(self, layers: int) -> list[int]:
+        """Layers of each pipeline stage: what is left over goes to the middle ones first (`get_pp_indices` of vLLM)."""
+        each, left = divmod(layers, self.pp)
+        return [each + (1 <= self.pp - 1 - stage <= left) for stage in range(self.pp)]
 
 
 def check_layout(model: ModelSpec, layout: Parallelism, gpu: Gpu) -> list[str]:
     """Every reason why `model` cannot run under `layout` on nodes of `gpu`; empty when it can."""
+    problems = [
+        f"{name} is {size!r}; expected a whole number of at least 1"
+        for name, size in (("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp), ("dcp", layout.dcp))
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1
+    ]
+    if problems:
+        return problems
     tp = layout.tp
-    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
-        return [f"tp is {tp!r}; expected a whole number of at least 1"]
-    allowed = [n for n in range(1, gpu.gpus_per_node + 1) if not _clashes(model, n)]
+    allowed = [n for n in range(1, gpu.gpus_per_node + 1) if not _clashes(model, n, layout.ep)]
     fix = f"; {model.name} on {gpu.id} allows tp {one_of(map(str, allowed))}"
-    problems = [f"tp {tp} {clash}{fix}" for clash in _clashes(model, tp)]
+    problems = [f"tp {tp} {clash}{fix}" for clash in _clashes(model, tp, layout.ep)]
     if tp > gpu.gpus_per_node:
         problems.append(f"tp {tp} exceeds the {gpu.gpus_per_node} GPUs of a {gpu.id} node{fix}")
+    return problems or _more_clashes(model, layout)
+
+
+def _more_clashes(model: ModelSpec, layout: Parallelism) -> list[str]:
+    """What is wrong with the other ways to spread a model."""
+    problems = []
+    if layout.pp > model.layers:
+        problems.append(f"pp {layout.pp} exceeds the {model.layers} layers of {model.name}")
+    experts, over = model.experts, layout.tp * layout.dp
+    if layout.ep and not experts:
+        problems.append(f"ep: {model.name} has no experts to deal out; leave it out")
+    elif experts and layout.ep and over > experts.count:
+        problems.append(f"ep: {over} GPUs (tp x dp) are more than the {experts.count} experts of {model.name}")
+    elif experts and not layout.ep and experts.inter % over:
+        problems.append(
+            f"dp {layout.dp}: {over} GPUs (tp x dp) do not divide the experts' intermediate size {experts.inter}; "
+            "lower it, or deal whole experts out with ep"
+        )
+    shared = layout.tp if model.latent else max(1, layout.tp // model.kv_heads)  # GPUs that hold the same KV cache
+    if layout.tp % layout.dcp:
+        problems.append(f"dcp {layout.dcp} does not divide tp {layout.tp}")
+    elif layout.dcp > shared:
+        problems.append(f"dcp {layout.dcp}: only {shared} of {layout.tp} GPUs hold the same KV heads; at most {shared}")
     return problems
 
 
-def _clashes(model: ModelSpec, tp: int) -> list[str]:
+def _clashes(model: ModelSpec, tp: int, ep: bool = False) -> list[str]:
     sizes = [("attention heads", model.heads), ("padded vocabulary", model.padded_vocab)]
     if model.dense_layers:
         sizes.insert(1, ("MLP's intermediate size", model.intermediate))
     if experts := model.experts:
-        sizes += [("experts' intermediate size", experts.inter), ("shared experts' size", experts.shared_inter)]
+        sizes += [
+            ("experts' intermediate size", 0 if ep else experts.inter),
+            ("shared experts' size", experts.shared_inter),
+        ]
+    if recurrent := model.recurrent:
+        sizes += [("recurrent layers' width", recurrent.inner), ("recurrent layers' state", recurrent.state)]
     clashes = [f"does not divide the {what} {size}" for what, size in sizes if size % tp]
     if model.latent is None and model.kv_heads % tp and tp % model.kv_heads:
         clashes.append(f"neither divides the {model.kv_heads} KV heads nor is a multiple of them")
-    return clashes or _cut_blocks(model, tp)
+    return clashes or _cut_blocks(model, tp, ep)
 
 
-def _cut_blocks(model: ModelSpec, tp: int) -> list[str]:
+def _cut_blocks(model: ModelSpec, tp: int, ep: bool) -> list[str]:
     """The first projection of which the split would cut a block of weights that share a scale, which vLLM refuses."""
     for projection in model.projections(tp) if tp > 1 else ():
         rows, columns = projection.storage.rows, projection.storage.columns
+        if ep and projection.name.startswith("experts"):
+            continue  # whole ones are dealt out
         outputs, inputs = projection.split == "outputs", projection.split == "inputs"
         cuts = [(n, rows) for n in projection.parts if outputs and rows and n % rows]
         cuts += [(projection.k, columns)] if inputs and columns and projection.k % columns else []

@@ -6,17 +6,17 @@ it. `models.py` finds one by name or path.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from calibrate.parts import Experts, Latent, Projection, Quantized, Window
-from calibrate.storage import PLAIN, Storage
+from calibrate.parts import Experts, Latent, Projection, Quantized, Recurrent, Window
+from calibrate.storage import KV_FORMATS, PLAIN, Storage
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 VOCAB_PADDING = 64  # vLLM pads the vocabulary of embedding and output weights to a multiple of this
-KINDS = ("qkv", "qkv_a", "q_b", "kv_b", "o_proj", "gate_up", "down", "experts", "shared_gate_up", "shared_down")
+KINDS = ("qkv", "qkv_a", "q_b", "kv_b", "o_proj", "gate_up", "down", "experts", "shared_gate_up", "shared_down",
+         "recurrent_in", "recurrent_out")  # fmt: skip
 """Kinds of projections that may be quantised; embedding, output weights, norms and routers never are."""
-MXFP4_MULTIPLES = (256, 128)  # vLLM's Marlin kernels round the experts' hidden size and inter / tp up to these
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,9 @@ class ModelSpec:
     `max_position` is the longest sequence the config allows, in tokens. `qkv_bias`, `o_bias`, `mlp_bias` say which
     projections add a bias. `qk_norm`: queries and keys are normalised per head ("head"), over all heads ("all") or
     per head without weights ("plain"). `gated_mlp`: the dense MLP has a gate beside its up projection. `norms` of
-    hidden size has a layer. `sinks`: attention has a learned logit a head. `experts`, `latent` and `windows` are for
-    models that have them: layers that no window names attend to everything.
+    hidden size has a layer. `sinks`: attention has a learned logit a head. `attn_gate`: queries are projected with a
+    gate of the same width. `experts`, `latent`, `windows` and `recurrent` are for models that have them: layers that
+    neither a window nor `recurrent` names attend to everything. `left_out` names what the description lacks.
     """
 
     name: str
@@ -50,11 +51,14 @@ class ModelSpec:
     qk_norm: Literal["", "head", "all", "plain"] = ""
     norms: int = 2
     sinks: bool = False
+    attn_gate: bool = False
     experts: Experts | None = None
     latent: Latent | None = None
     windows: tuple[Window, ...] = ()
+    recurrent: Recurrent | None = None
     quantized: tuple[Quantized, ...] = ()
     method: str = ""
+    left_out: str = ""
     kv_dtype: str = ""
 
     @property
@@ -73,6 +77,11 @@ class ModelSpec:
         return -(-self.vocab // VOCAB_PADDING) * VOCAB_PADDING
 
     @property
+    def attention_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.layers - (self.recurrent.layers if self.recurrent else 0)
+
+    @property
     def dense_layers(self) -> int:
         """Layers with a dense MLP."""
         return self.layers - (self.experts.layers if self.experts else 0)
@@ -80,7 +89,7 @@ class ModelSpec:
     @property
     def params(self) -> int:
         """The exact parameter count: embeddings (once when tied), norms and biases included, scales not."""
-        return sum(p.params for p in self.projections(1)) + self._vectors(1) + self._score_biases + self._tables(1)
+        return sum(p.params for p in self.projections(1)) + self.vectors(1) + self.score_biases + self.tables(1)
 
     @property
     def active_params(self) -> int:
@@ -91,8 +100,8 @@ class ModelSpec:
     @property
     def checkpoint_bytes(self) -> int:
         """Bytes of all weights and scales as a checkpoint stores them."""
-        stored = sum(_stored_bytes(p, self.dtype_bytes) for p in self.projections(1))
-        return stored + (self._vectors(1) + self._tables(1)) * self.dtype_bytes + 4 * self._score_biases
+        stored = sum(projection.size(self.dtype_bytes) for projection in self.projections(1))
+        return stored + (self.vectors(1) + self.tables(1)) * self.dtype_bytes + 4 * self.score_biases
 
     def heads_per_rank(self, tp: int) -> int:
         """Query heads on one of `tp` GPUs."""
@@ -102,26 +111,15 @@ class ModelSpec:
         """KV heads on one of `tp` GPUs: replicated when there are more GPUs than KV heads."""
         return max(1, self.kv_heads // tp)
 
-    def weight_bytes(self, tp: int) -> int:
-        """Bytes of weights and scales on one of `tp` GPUs as vLLM holds them: projections and (padded) vocabulary
-        sharded, the rest replicated.
-
-        Quantised latent attention also keeps what its keys and values are made with in 16 bit, for decoding; experts
-        in MXFP4 are padded to what their kernels need.
-        """
-        total = 0
-        for projection in self.projections(tp):
-            total += _stored_bytes(_padded(projection), self.dtype_bytes)
-            if projection.name == "kv_b" and projection.storage.bits < 16:
-                total += 2 * projection.params
-        tables = self._tables(tp, self.padded_vocab)
-        return total + (self._vectors(tp) + tables) * self.dtype_bytes + 4 * self._score_biases
+    def kv_layer_bytes(self, tp: int) -> int:
+        """KV cache bytes of one token in one attention layer on one of `tp` GPUs: 2 (K and V) x KV heads x head_dim x
+        dtype; of latent attention cached elements x dtype, on every GPU."""
+        size = KV_FORMATS[self.kv_dtype or self.dtype]
+        return size(self.latent.cached) if self.latent else 2 * self.kv_heads_per_rank(tp) * size(self.head_dim)
 
     def kv_bytes_per_token(self, tp: int) -> int:
-        """KV cache bytes of one token on one of `tp` GPUs, in all layers: 2 (K and V) x layers x KV heads x head_dim x
-        dtype; of latent attention layers x cached elements x dtype, on every GPU. Windows do not make it less."""
-        elements = self.latent.cached if self.latent else 2 * self.kv_heads_per_rank(tp) * self.head_dim
-        return self.layers * elements * DTYPE_BYTES[self.kv_dtype or self.dtype]
+        """The same in all layers. Windows do not make it less."""
+        return self.attention_layers * self.kv_layer_bytes(tp)
 
     def projections(self, tp: int) -> tuple[Projection, ...]:
         """Every matrix of the layers as one of `tp` GPUs holds it, in the order in which a layer multiplies them."""
@@ -131,7 +129,7 @@ class ModelSpec:
             name: str,
             parts: tuple[int, ...],
             k: int,
-            layers: int = self.layers,
+            layers: int = self.attention_layers,
             split: Literal["outputs", "inputs", ""] = "",
             bias: bool = False,
             kind: str = "",
@@ -148,14 +146,18 @@ class ModelSpec:
             add("o_proj", (self.hidden,), heads * latent.value, split="inputs", bias=self.o_bias)
         else:
             q, kv = heads * self.head_dim, self.kv_heads_per_rank(tp) * self.head_dim
-            add("qkv", (q, kv, kv), self.hidden, split="outputs", bias=self.qkv_bias)
+            add("qkv", (q + q * self.attn_gate, kv, kv), self.hidden, split="outputs", bias=self.qkv_bias)
             add("o_proj", (self.hidden,), q, split="inputs", bias=self.o_bias)
+        if recurrent := self.recurrent:
+            add("recurrent_in", (recurrent.inputs // tp,), self.hidden, recurrent.layers, "outputs")
+            add("recurrent_out", (self.hidden,), recurrent.inner // tp, recurrent.layers, "inputs")
         if dense := self.dense_layers:
             inner, ups = self.intermediate // tp, 2 if self.gated_mlp else 1
             add("gate_up", (inner,) * ups, self.hidden, dense, "outputs", bias=self.mlp_bias)
             add("down", (self.hidden,), inner, dense, "inputs", bias=self.mlp_bias)
         if experts := self.experts:
-            router = Storage("bf16", 8 * (experts.router_bytes or self.dtype_bytes))
+            wide = experts.router_bytes == DTYPE_BYTES["fp32"]
+            router = Storage("fp32" if wide else "bf16", 8 * (experts.router_bytes or self.dtype_bytes))
             found.append(
                 Projection(
                     "router", (experts.count,), self.hidden, experts.layers, router, experts.count * experts.bias
@@ -178,33 +180,20 @@ class ModelSpec:
         return found + ([(self.plain, left)] if left else [])
 
     @property
-    def _score_biases(self) -> int:
+    def score_biases(self) -> int:
         """Elements of the routers' corrections."""
         return self.experts.layers * self.experts.count if self.experts and self.experts.score_bias else 0
 
-    def _vectors(self, tp: int) -> int:
+    def vectors(self, tp: int) -> int:
         """Elements of norms and attention sinks on a rank."""
         q, kv = self.heads_per_rank(tp) * self.head_dim, self.kv_heads_per_rank(tp) * self.head_dim
-        layer = self.norms * self.hidden + {"head": 2 * self.head_dim, "all": q + kv}.get(self.qk_norm, 0)
-        layer += self.latent.q_rank + self.latent.kv_rank if self.latent else 0
-        return self.layers * (layer + self.heads_per_rank(tp) * self.sinks) + self.hidden
+        attention = {"head": 2 * self.head_dim, "all": q + kv}.get(self.qk_norm, 0)
+        attention += self.heads_per_rank(tp) * self.sinks
+        attention += self.latent.q_rank + self.latent.kv_rank if self.latent else 0
+        recurrent = self.recurrent
+        convolved = recurrent.layers * recurrent.channels // tp * recurrent.kernel if recurrent else 0
+        return self.layers * self.norms * self.hidden + self.attention_layers * attention + convolved + self.hidden
 
-    def _tables(self, tp: int, vocab: int = 0) -> int:
-        """Elements of embedding and output weights on a rank."""
-        return (1 if self.tied_embeddings else 2) * ((vocab or self.vocab) // tp) * self.hidden
-
-
-def _stored_bytes(projection: Projection, bias_bytes: int) -> int:
-    stored = sum(projection.storage.size(n, projection.k) for n in projection.parts)
-    return projection.count * (stored + projection.bias * bias_bytes)
-
-
-def _padded(projection: Projection) -> Projection:
-    """The projection as its kernels need it."""
-    if projection.storage.weights != "mxfp4" or not projection.name.startswith("experts"):
-        return projection
-    hidden, inner = MXFP4_MULTIPLES
-    out, into = (inner, hidden) if projection.split == "outputs" else (hidden, inner)
-    parts = tuple(-(-n // out) * out for n in projection.parts)
-    bias = sum(parts) if projection.bias else 0
-    return replace(projection, parts=parts, k=-(-projection.k // into) * into, bias=bias)
+    def tables(self, tp: int) -> int:
+        """Elements of embedding and output weights on a rank, without the padding of the vocabulary."""
+        return (1 if self.tied_embeddings else 2) * (self.vocab // tp) * self.hidden

@@ -9,7 +9,7 @@ from typing import Any
 from calibrate.catalog import read
 from calibrate.hf_config import read_config
 from calibrate.model import KINDS, ModelSpec
-from calibrate.parts import Experts, Latent, Quantized, Window
+from calibrate.parts import Experts, Latent, Quantized, Recurrent, Window
 from calibrate.storage import FORMATS
 from servecast.errors import ServecastError, nearest, one_of
 
@@ -65,5 +65,7 @@ def _spec(name: str, fields: dict[str, Any]) -> ModelSpec:
         parts["experts"] = Experts(**fields.pop("experts"))
     if "latent" in fields:
         parts["latent"] = Latent(**fields.pop("latent"))
+    if "recurrent" in fields:
+        parts["recurrent"] = Recurrent(**fields.pop("recurrent"))
     spec = ModelSpec(**{"name": name, "head_dim": fields["hidden"] // fields["heads"], **fields, **parts})
     return quantize(spec, formats, spec.method) if formats else spec

@@ -86,6 +86,13 @@ class AttentionGroup:
         latent = self.latent
         return self.heads * (latent.cached + latent.kv_rank if decode else latent.key + latent.value)
 
+    def seen(self, decodes: int, kv_tokens: int) -> int:
+        """Of `kv_tokens` cached tokens of so many sequences, which are equally long, those that their next ones see."""
+        each = kv_tokens // decodes
+        if not self.window or (each < self.window and not self.chunked):
+            return kv_tokens
+        return decodes * (each % self.window if self.chunked else self.window)
+
     def pairs(self, q: int, context: int) -> float:
         """Query-key pairs of one chunk: `q` new tokens after `context` cached ones."""
         size = self.window
@@ -269,6 +276,8 @@ def _on_queries_and_keys(model: ModelSpec, tp: int) -> list[Operator]:
         ]
     both = (heads + model.kv_heads_per_rank(tp)) * model.head_dim
     norm = [_move(model, "qk_norm", 2 * both, layers)] if model.qk_norm else []
+    if model.qk_norm == "all" and tp > 1:  # the sums of squares are a kernel of their own: all ranks add theirs up
+        norm.insert(0, _move(model, "qk_norm_squares", both, layers))
     return [*norm, _move(model, "rope", 2 * both, layers)]
 
 
@@ -298,8 +307,11 @@ def _experts(model: ModelSpec, gemms: Sequence[Operator], tp: int) -> list[Opera
         flops = layers * experts.topk * 2 * (up.n * up.k + down.n * down.k)
         moved = layers * (2 * hidden + experts.topk * 3 * inner) * size
         shape = (hidden, experts.inter, experts.count, experts.topk)
-        routed.append(Operator("experts", "moe", "tokens", layers, shape, flops, read, moved, up.storage.weights))
+        weights = up.storage.experts or up.storage.weights
+        routed.append(Operator("experts", "moe", "tokens", layers, shape, flops, read, moved, weights))
+    widened = _move(model, "router_input", 3 * hidden, experts.layers)  # 16 bit in, 32 bit out
     return [
+        *([widened] if experts.router_bytes > size else []),
         *_named(gemms, "router"),
         _move(
             model, "router_topk", 2 * experts.count + 4 * experts.topk, experts.layers

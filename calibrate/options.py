@@ -14,7 +14,9 @@ from typing import Any
 from calibrate.catalog import read
 from servecast.errors import ServecastError, nearest, one_of
 
-FAMILIES = ("vllm", "tensorrt-llm", "tgi", "llama.cpp", "mlc-llm", "transformers", "sarathi", "orca")
+FAMILIES = (
+    "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp", "mlc-llm", "transformers", "sarathi", "orca",
+)  # fmt: skip
 """Catalogue files `engine-<family>.yaml`; a family's presets are called `<family>-<version>`."""
 
 

@@ -1,4 +1,5 @@
-"""Parts that not every transformer has: routed experts, latent attention, windows. Sizes only; `model.py` adds up."""
+"""Parts that not every transformer has: routed experts, latent attention, windows, recurrent layers. Sizes only;
+`model.py` adds up."""
 
 from __future__ import annotations
 
@@ -66,6 +67,28 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrent:
+    """`layers` layers that carry one state a sequence instead of keys and values: Mamba 2, gated delta nets.
+
+    They project a token to `inputs` elements and `inner` ones back, convolve `channels` of them over `kernel` tokens,
+    and keep the last `kernel` - 1 of these in the model's dtype beside `state` elements of `state_bytes` bytes
+    (`MambaStateShapeCalculator` of vLLM). Tensor parallelism divides all of it.
+    """
+
+    layers: int
+    inputs: int
+    inner: int
+    channels: int
+    kernel: int
+    state: int
+    state_bytes: int
+
+    def bytes_on_rank(self, tp: int, dtype_bytes: int) -> int:
+        """Bytes of one sequence's state in one layer on one of `tp` ranks."""
+        return (self.channels // tp) * (self.kernel - 1) * dtype_bytes + self.state // tp * self.state_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Quantized:
     """The projections of a `kind` (`model.KINDS`) of `layers` layers are stored as `storage`, not in the model's
     dtype."""
@@ -100,3 +123,7 @@ class Projection:
     def params(self) -> int:
         """Parameters of all of them."""
         return self.count * (self.n * self.k + self.bias)
+
+    def size(self, bias_bytes: int) -> int:
+        """Bytes of all of them with their scales, a bias taking `bias_bytes`."""
+        return self.count * (sum(self.storage.size(n, self.k) for n in self.parts) + self.bias * bias_bytes)

@@ -32,7 +32,7 @@ class Prices(Protocol):
         """Where the prices come from: `kind`, `gpu`, `accuracy`, sources; for the manifest."""
 
     def gemm_s(self, weights: str, rows: Floats, n: int, k: int) -> Floats:
-        """y[rows, n] = x[rows, k] W for every one of `rows` (each at least 1)."""
+        """y[rows, n] = x[rows, k] W for every one of `rows` (each at least 1); of "fp32" weights on the CUDA cores."""
 
     def moe_s(self, weights: str, rows: Floats, hidden: int, inter: int, experts: int, topk: int, tp: int) -> Floats:
         """The routed experts of a layer, each `inter`/`tp` wide on this rank, for every one of `rows` tokens (at least

@@ -45,8 +45,11 @@ MODELS: Mapping[str, Any] = {
     "collective": CollectiveModel,
 }
 SKEW = "power_law_1.01"
-"""How tokens spread over experts. Real routers are between balanced and the heavier power law; NVIDIA's tables offer
-this as the lighter one."""
+"""How tokens spread over many experts. Real routers are between balanced and the heavier power law; NVIDIA's tables
+offer this as the lighter one."""
+FEW_EXPERTS = 16
+"""Up to so many, none is much preferred (Mixtral of Experts, arXiv 2401.04088, section 5), so tokens are taken to draw
+them at random; by the power law one of 8 would get 37 % of the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class Profile:
                 f"the profile of {self.gpu.id} was fitted to the layers of one model alone, on one GPU, and would only "
                 f"guess a {n} x {k} matrix; set cluster.profile: datasheet, or measure the GPU (servecast calibrate)"
             )
-        if "gemm" not in self.families:
+        if weights == "fp32" or "gemm" not in self.families:
             return self._datasheet.gemm_s(weights, rows, n, k)
         seconds: Floats = self.families["gemm"].seconds(weights, rows, n, k)
         return seconds
@@ -115,7 +118,8 @@ class Profile:
         """See `Prices`. Experts of a dtype that was not measured are priced from the datasheet."""
         if not self._has_experts(weights):
             return self._datasheet.moe_s(weights, rows, hidden, inter, experts, topk, tp)
-        seconds: Floats = self.families["moe"].seconds(weights, rows, hidden, inter, experts, topk, tp, 1, SKEW)
+        skew = "uniform" if experts <= FEW_EXPERTS else SKEW
+        seconds: Floats = self.families["moe"].seconds(weights, rows, hidden, inter, experts, topk, tp, 1, skew)
         return seconds
 
     def elementwise_s(self, op: str, rows: Floats, elements: int) -> Floats:
@@ -163,7 +167,10 @@ class Profile:
 
     def inside(self, family: str, *point: object) -> NDArray[np.bool_]:
         """See `Prices`."""
-        if family not in self.families or (family == "moe" and not self._has_experts(str(point[0]))):
+        unmeasured = (
+            point[0] == "fp32" if family == "gemm" else family == "moe" and not self._has_experts(str(point[0]))
+        )
+        if family not in self.families or unmeasured:
             return self._datasheet.inside(family, *point)
         if family == "collective":
             op, size, gpus = point

@@ -9,6 +9,7 @@ from dataclasses import replace
 from calibrate.engine import EngineSpec
 from calibrate.model import ModelSpec
 from calibrate.models import quantize
+from calibrate.storage import KV_FORMATS
 from servecast.errors import ServecastError, one_of
 
 DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
@@ -51,12 +52,12 @@ def served(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
 def unsimulated(model: ModelSpec) -> list[str]:
     """What of a (served) model cannot be simulated yet, by name and with what helps; empty when all can."""
     reasons = []
-    if windows := model.windows:
-        sizes = one_of(sorted({f"{w.size:,}" for w in windows}))
-        reasons.append(
-            f"{'chunked' if windows[0].chunked else 'sliding-window'} attention: its KV cache is not simulated yet. "
-            f"With max_model_len at most {sizes} all tokens see each other, and the model can be run"
-        )
+    if model.recurrent:
+        reasons.append("recurrent layers (Mamba, linear attention): their kernels and states are not simulated yet")
+    if model.kv_dtype not in ("", "fp8"):
+        reasons.append(f"a KV cache in {model.kv_dtype}: no table holds the kernels that read it")
+    if model.left_out:
+        reasons.append(f"{model.left_out}: neither its weights nor its work are known")
     return reasons + sorted({q.storage.unpriced for q in model.quantized if q.storage.unpriced})
 
 
@@ -66,7 +67,21 @@ def check_simulated(model: ModelSpec) -> None:
         raise ServecastError(*(f"model: {model.name!r} is not priced yet: {reason}" for reason in reasons))
 
 
+def checked_windows(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
+    """The served model; raises `ServecastError` where the engine's memory for its windows is not simulated."""
+    if model.windows and engine.scheduler != "vllm-v1":
+        sizes = one_of(sorted({f"{w.size:,}" for w in model.windows}))
+        raise ServecastError(
+            f"engine.preset: {engine.preset}'s KV cache of layers that see only a part of a sequence, as "
+            f"{model.name}'s do, is not simulated yet; with {engine.name_of('max_model_len')} at most {sizes} they see "
+            "all of it, or use a preset of vLLM"
+        )
+    return model
+
+
 def _kv_dtype(model: ModelSpec, engine: EngineSpec) -> str:
+    if engine.kv_cache_dtype in KV_FORMATS:
+        return engine.kv_cache_dtype
     if engine.kv_cache_dtype.startswith("fp8"):
         return "fp8"
     follows = engine.kv_cache_dtype == "auto" and engine.follows_checkpoint_kv

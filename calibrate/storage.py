@@ -6,6 +6,7 @@ Knows matrices, not models: which of a model's projections lie how is said by `M
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 class Storage:
     """A format of weights.
 
-    `weights` names the kernels that multiply them (`measurements.WEIGHTS`). An n x k matrix takes `bits` an element,
+    `weights` names the kernels that multiply them (`measurements.WEIGHTS`), `experts` those of experts where these are
+    others ("": the same). An n x k matrix takes `bits` an element,
     `scale_bytes` (scales and zero points) for each block of `rows` x `columns` elements (0: the matrix's whole side),
     and `matrix_bytes` once. `unpriced` says why no prices fit its kernels; empty where some do.
     """
@@ -25,6 +27,7 @@ class Storage:
     columns: int = 0
     matrix_bytes: int = 0
     unpriced: str = ""
+    experts: str = ""
 
     def size(self, n: int, k: int) -> int:
         """Bytes of an n x k matrix (n outputs, k inputs), with its scales."""
@@ -37,13 +40,28 @@ PLAIN = {"bf16": Storage("bf16", 16), "fp16": Storage("bf16", 16), "fp32": Stora
 
 FORMATS = {
     "fp8": Storage("fp8", 8, scale_bytes=4, matrix_bytes=4),  # one scale, and one of the activations
-    "fp8_channel": Storage("fp8", 8, scale_bytes=4, rows=1),
+    # vLLM's own kernels multiply such experts, which no table holds: those of block scales read as much, while the ones
+    # of one scale a matrix (FlashInfer's CUTLASS, on Hopper) take five times as long
+    "fp8_channel": Storage("fp8", 8, scale_bytes=4, rows=1, experts="fp8_block"),
     "fp8_block": Storage("fp8_block", 8, scale_bytes=4, rows=128, columns=128),
     "int8": Storage("int8", 8, scale_bytes=4, rows=1),
     "nvfp4": Storage("nvfp4", 4, scale_bytes=1, rows=1, columns=16, matrix_bytes=8),  # two scales of the whole matrix
     "mxfp4": Storage("mxfp4", 4, scale_bytes=1, rows=1, columns=32),
 }
 """Formats by the name that the catalogue gives them; scales are fp32, of the 4-bit floats 8 bits."""
+
+KV_FORMATS: dict[str, Callable[[int], int]] = {
+    "bf16": lambda n: 2 * n,
+    "fp16": lambda n: 2 * n,
+    "fp32": lambda n: 4 * n,
+    "fp8": lambda n: n,
+    "nvfp4": lambda n: n // 2 + n // 16,  # an 8-bit scale for 16 elements
+    "int8_per_token_head": lambda n: n + 4,  # an fp32 scale
+    "fp8_per_token_head": lambda n: n + 4,
+    "int4_per_token_head": lambda n: n // 2 + 4,
+}
+"""Format of the KV cache -> bytes of a vector of n elements: one head's key or value, or a cached latent
+(vllm/v1/kv_cache_interface.py, `customize_spec` of the attention backends)."""
 
 WIDE_INT8 = "8-bit weights with 16-bit activations, whose kernels nobody's table holds"
 BITSANDBYTES = "bitsandbytes weights, whose kernels nobody's table holds"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from calibrate.cost import StepCost
+from calibrate.reads import Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,9 @@ class InPieces:
         """Of the cost."""
         return self.cost.provenance
 
-    def step_s(self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int) -> float:
+    def step_s(
+        self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int, seen: Sequence[int] = ()
+    ) -> float:
         """Seconds of one step; see `StepCost`."""
         total, room = 0.0, self.tokens - decodes
         piece: list[tuple[int, int]] = []
@@ -31,14 +34,18 @@ class InPieces:
             done = 0
             while done < tokens:
                 if not room:
-                    total += self.cost.step_s(piece, decodes, kv_tokens)
-                    piece, decodes, kv_tokens, room = [], 0, 0, self.tokens
+                    total += self.cost.step_s(piece, decodes, kv_tokens, seen)
+                    piece, decodes, kv_tokens, seen, room = [], 0, 0, [0] * len(seen), self.tokens
                 part = min(tokens - done, room)
                 piece.append((part, context + done))
                 done += part
                 room -= part
-        return total + self.cost.step_s(piece, decodes, kv_tokens)
+        return total + self.cost.step_s(piece, decodes, kv_tokens, seen)
 
-    def decode_line(self, decodes: int, kv_tokens: int) -> tuple[float, float, float, float] | None:
+    def decode_line(self, decodes: int, kv_tokens: int) -> Line | None:
         """Decodes alone are one piece."""
         return self.cost.decode_line(decodes, kv_tokens)
+
+    def window_lines(self, decodes: int, seen: Sequence[int]) -> Sequence[Line]:
+        """See `StepCost`."""
+        return self.cost.window_lines(decodes, seen)

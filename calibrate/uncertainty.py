@@ -4,8 +4,8 @@ two of them cancels in their difference. It knows no requests and no results.
 What is drawn, with where its width comes from (`docs/accuracy.md` has the errors that they must explain):
 - each family of kernels: the profile's median error inside its grid; a datasheet's 25 %;
 - all kernels together (COMPOSITION): what sums of kernels miss or count twice;
-- long prompts (CLOCKS): a GPU at its power limit is up to a third slower than in the bursts that tables time;
-- experts (EXPERTS): what runs around them is in no table;
+- long steps (CLOCKS): how far a GPU's load lowers its clocks differs from machine to machine;
+- experts (EXPERTS): their loads differ, and what runs around them is in no table;
 - the host's and the front end's times (HOST, FRONT_END): machines differ.
 """
 
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 QUARTILE = 0.6745  # of a normal law: its median |error| in standard deviations
 DATASHEET = 0.25
 COMPOSITION = 0.035
-CLOCKS = (-0.12, 0.38)
-LONG_STEP = 512  # tokens of a step from which the multipliers bound it
-EXPERTS = (0.25, 0.15)  # mean and standard deviation of the logarithm
+CLOCKS = (-0.2, 0.3)
+EXPERTS = 0.2
 HOST = 0.4
 FRONT_END = 1.0
 
@@ -59,11 +58,8 @@ class Draw:
         )
 
     def cost(self, cost: CompiledCost) -> CompiledCost:
-        """A compiled cost with steps of many tokens this much longer; fewer tokens, less."""
-        tokens = np.arange(len(cost.tokens_s))
-        factor = 1 + (self.long_steps - 1) * np.minimum(tokens / LONG_STEP, 1.0)
-        prefill = tuple((layers, chunks.times(self.long_steps)) for layers, chunks in cost.prefill)
-        return replace(cost, tokens_s=(factor * np.array(cost.tokens_s)).tolist(), prefill=prefill)
+        """A compiled cost with long steps this much longer."""
+        return cost.slowed(self.long_steps)
 
 
 def draws(prices: Prices, count: int, seed: int) -> Iterator[Draw]:
@@ -79,7 +75,7 @@ def _draw(widths: Mapping[str, float], random: Generator) -> Draw:
     own = random.standard_normal(len(PRICED))
     clocks = random.uniform(*CLOCKS)
     logs = {family: COMPOSITION * common + widths[family] * z for family, z in zip(PRICED, own, strict=True)}
-    logs["moe"] += EXPERTS[0] + EXPERTS[1] * experts
+    logs["moe"] += EXPERTS * experts
     factors = {family: float(np.exp(log)) for family, log in logs.items()}
     return Draw(factors, 1 + clocks, float(np.exp(HOST * host)), float(np.exp(FRONT_END * front_end)))
 

@@ -17,6 +17,7 @@ from servecast.arguments import scenario_argument, set_option
 from servecast.calibrate_cli import calibrate
 from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
+from servecast.memory_cli import memory
 from servecast.trace_cli import trace
 from servecast.validation.cli import validate
 
@@ -130,6 +131,7 @@ def list_(what: str) -> None:
         click.echo(line)
 
 
+main.add_command(memory)
 main.add_command(trace)
 main.add_command(calibrate)
 for command in (*anchoring.COMMANDS, *conformance.COMMANDS):

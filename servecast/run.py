@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from calibrate.coverage import outside_shares
+from calibrate.kvgroups import KINDS, kv_rules
 from servecast.errors import ServecastError
 from servecast.scenario import Scenario
 from servecast.setup import Setup, memory_facts, set_up
@@ -17,7 +19,9 @@ from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
 from sim.result import Classes, Deployment
 from sim.result import Result as Outcome
+from sim.schedulers import Scheduler
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
+from sim.windows import Tables, Window, WindowCache
 from workloads.content import content_of
 
 NOT_MODELLED = (
@@ -122,6 +126,8 @@ def _outside(setup: Setup, cluster: Cluster) -> dict[str, float]:
 
 
 def _cache_notes(setup: Setup) -> list[str]:
+    if setup.engine.sources.get("enable_prefix_caching", "").startswith("off"):
+        return ["prefix caching is off: it is not simulated for models whose layers have windows"]
     if not setup.engine.enable_prefix_caching or setup.requests.trace.prefix is not None:
         return []
     return ["prefix caching is on, but nobody knows what prompts share here: only preempted requests are found again"]
@@ -159,12 +165,34 @@ def _pool(setup: Setup) -> Pool:
         max_model_len=engine.max_model_len,
         asynchronous=engine.async_scheduling,
         front_end=engine.front_end,
-        cache=_cache(setup) if engine.enable_prefix_caching else scheduler.cache,
+        cache=_cache(setup, tables := tables_of(setup), scheduler),
+        tables=tables,
     )
 
 
-def _cache(setup: Setup) -> Callable[[int, int], KVCache]:
-    """What makes a replica's prefix cache; all have the same content in common."""
+def tables_of(setup: Setup) -> Tables:
+    """The block tables of the model's layers."""
+    engine, pool = setup.engine, setup.memory.pool
+    windows = []
+    for window in setup.model.windows:
+        alike = [g for g in pool.groups if g.kind == KINDS[window.chunked] and g.size == window.size]
+        most = alike[0].most_blocks(engine.max_model_len, pool.in_flight) if alike else 0
+        windows.append(Window(window.size, window.chunked, len(alike), most))
+    keeps = kv_rules(engine).keeps_in_flight
+    whole = engine.policy.get("scheduler_reserve_full_isl", False)
+    return Tables(
+        full=sum(group.kind == "full" for group in pool.groups),
+        windows=tuple(windows),
+        admission="step" if not whole else "window" if keeps else "prompt",
+        late=keeps and engine.async_scheduling,
+    )
+
+
+def _cache(setup: Setup, tables: Tables, scheduler: Scheduler) -> Callable[[int, int], KVCache]:
+    """What makes a replica's KV cache; prefix caches all have the same content in common."""
     trace, engine = setup.requests.trace, setup.engine
+    if not engine.enable_prefix_caching:
+        slides = any(window.tables for window in tables.windows)
+        return partial(WindowCache, tables=tables) if slides else scheduler.cache
     paths = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).path
     return lambda num_blocks, block_size: PrefixCache(num_blocks, block_size, paths, engine.blank_blocks_first)

@@ -20,6 +20,7 @@ from servecast.errors import ServecastError, one_of
 from servecast.mistakes import MistakeError, say
 from servecast.own_policy import split
 from servecast.parts import Count, Part, Time, known, named
+from servecast.units import Size
 from servecast.workload import (
     ClassPart,
     ClosedLoopPart,
@@ -88,6 +89,16 @@ class HostPart(Part):
     kernels: Annotated[float, Field(gt=0.1, lt=10)] | None = None
 
 
+class MemoryPart(Part):
+    """Bytes of one GPU that your engine logged, in place of the memory plan's."""
+
+    weights: Size | None = None
+    activations: Size | None = None
+    cuda_graphs: Size | None = None
+    communication: Size | None = None
+    other: Size | None = None
+
+
 class Scenario(Part):
     """One simulation, as written: `load_scenario` reads it from YAML."""
 
@@ -97,6 +108,7 @@ class Scenario(Part):
     cluster: ClusterPart
     workload: WorkloadPart
     host: HostPart = HostPart()
+    memory: MemoryPart = MemoryPart()
     slo: SloPart = SloPart()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
@@ -215,9 +227,9 @@ def _fields(loc: list[Any]) -> list[str]:
     if loc == ["cluster"]:
         return [*PoolPart.model_fields, *ClusterPart.model_fields]
     parts: dict[str, type[Part]] = {
-        "cluster": ClusterPart, "host": HostPart, "pools": PoolPart, "workload": WorkloadPart, "slo": SloPart,
-        "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart, "priority": PriorityPart,
-        "prometheus": PrometheusPart,
+        "cluster": ClusterPart, "host": HostPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
+        "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
+        "priority": PriorityPart, "prometheus": PrometheusPart,
         "servegen": ServegenPart,
     }  # fmt: skip
     innermost = [parts[name] for name in map(str, loc) if name in parts]

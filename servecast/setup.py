@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from calibrate.cost import CompiledCost, StepCost, compile_cost
 from calibrate.engine import EngineSpec, resolve_engine
+from calibrate.fixes import require_fit
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.layout import Parallelism, check_layout
-from calibrate.memory import MemoryPlan, plan_memory
+from calibrate.memory import Logged, MemoryPlan
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
 from calibrate.options import nested
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
-from calibrate.serving import served
+from calibrate.serving import checked_windows, served
 from calibrate.ubatch import InPieces
 from servecast.errors import ServecastError
 from servecast.keyed import keyed
@@ -105,12 +106,13 @@ def set_up(scenario: Scenario) -> Setup:
         prices = Scaled(prices, dict.fromkeys(PRICED, scenario.host.kernels))
     if named:
         engine = ask(lambda: _engine(scenario, gpu, named, layout))
-        model = ask(lambda: keyed("engine", lambda: served(named, engine))) if engine else None
+        model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
         scheduler = ask(lambda: _scheduler(scenario, engine)) if engine else None
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
         if model and engine and not wrong:
-            memory = ask(lambda: keyed("engine", lambda: plan_memory(model, layout, gpu, engine)))
+            logged = Logged(**dict(scenario.memory))
+            memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
             if prices:
                 cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
     requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
@@ -173,4 +175,7 @@ def _profile(scenario: Scenario) -> Path | str | None:
 
 def memory_facts(plan: MemoryPlan) -> dict[str, Any]:
     """The memory plan as plain numbers, for the manifest."""
-    return asdict(plan) | {"kv_tokens": plan.kv_tokens}
+    names = ("visible_bytes", "budget_bytes", "weight_bytes", "activation_bytes", "cuda_graph_bytes",
+             "communication_bytes", "non_torch_bytes", "kv_bytes", "kv_bytes_per_token", "block_size", "num_gpu_blocks",
+             "max_concurrency", "overridden", "kv_tokens")  # fmt: skip
+    return {name: getattr(plan, name) for name in names}

@@ -1,7 +1,9 @@
-"""Durations in scenarios: written as a number with its unit, seconds inside."""
+"""Durations and sizes in scenarios: written as a number with its unit, seconds and bytes inside."""
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -16,3 +18,26 @@ def duration_text(seconds: float) -> str:
 
 Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(duration_text)]
 """Seconds, written with a unit."""
+
+SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_size(value: object) -> int:
+    """`14.99GiB`, `800 MiB`, `16 GB` in bytes. The unit is required: GiB and GB differ by 7 %."""
+    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else None
+    try:
+        number = float(match[1]) if match else math.nan
+    except ValueError:
+        number = math.nan
+    if match is None or not math.isfinite(number) or number < 0 or match[2] not in SIZES:
+        raise ValueError(f"{value!r} is not a size such as 14.99GiB, 800MiB or 16GB")
+    return round(number * SIZES[match[2]])
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes as a scenario writes them."""
+    return f"{size_bytes}B"
+
+
+Size = Annotated[int, BeforeValidator(parse_size), PlainSerializer(size_text)]
+"""Bytes, written with a unit."""

@@ -20,6 +20,7 @@ from sim.schedulers import Scheduler
 from sim.source import Desk, Source
 from sim.state import State
 from sim.steplog import Log
+from sim.windows import ONE, Tables
 
 EVENTS_PER_CHECK = 20_000
 """SimPy events between two questions to `keep_going`, and between two looks at the length of the log."""
@@ -28,7 +29,7 @@ EVENTS_PER_CHECK = 20_000
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Equal replicas: how many, and what each is made of. `num_blocks` KV blocks of `block_size` tokens a replica, of
-    which `cache` makes its KV cache."""
+    which `cache` makes its KV cache, for the block `tables` of the model's layers."""
 
     replicas: int
     scheduler: Scheduler
@@ -39,6 +40,7 @@ class Pool:
     asynchronous: bool
     front_end: FrontEndTime
     cache: Callable[[int, int], KVCache] = KVCache
+    tables: Tables = ONE
 
 
 class Cluster:
@@ -53,7 +55,7 @@ class Cluster:
             Replica(
                 index,
                 self._clock,
-                State(pool.cache(pool.num_blocks, pool.block_size), pool.scheduler.by_priority),
+                State(pool.cache(pool.num_blocks, pool.block_size), pool.scheduler.by_priority, pool.tables),
                 deepcopy(pool.scheduler),
                 pool.cost,
                 self.log,

@@ -70,29 +70,32 @@ class Decodes:
         self.count += 1
         self.kv_tokens += request.computed
 
-    def leave(self, request: Request, step: int) -> None:
-        """`request` decodes no more from `step` on; its `computed` is true again."""
+    def leave(self, request: Request, step: int, planned: bool = False) -> None:
+        """`request` decodes no more from `step` on; its `computed` is true again. `planned`: one more step has been
+        planned with it, in vain."""
         offset = request.kv_offset
         request.decoding = False
         request.computed = step + offset
         self.phases[-offset % self.block_size] -= self._grows
         self.count -= 1
         self.kv_tokens -= request.computed
+        request.computed += planned
 
     def give_up(self, request: Request) -> None:
         """Forget when `request` would have finished (it was preempted)."""
         self.finishing[request.finish_step].remove(request)
 
     def skip(self, request: Request, step: int) -> None:
-        """`request` is left out of `step`: everything it does comes one step later.
-
-        Its KV tokens stay what they are over that step: who adds one for every request must leave it out.
-        """
+        """`request` is left out of `step`: everything it does comes one step later. See `left_out`."""
         self.leave(request, step)
         self.join(request, step + 1)
         if request.finish_step >= step:
             self.give_up(request)
             self.will_finish(request, request.finish_step + 1)
+
+    def left_out(self, requests: list[Request]) -> None:
+        """`requests` were left out of the last step that all others have decoded in."""
+        self.kv_tokens -= sum(request.decoding for request in requests)
 
     def demand(self, step: int) -> int:
         """Blocks that the decodes of `step` need."""
@@ -107,8 +110,9 @@ class Decodes:
             total += phases[j % size]
         return total
 
-    def steps_within(self, step: int, blocks: int, limit: int) -> int:
-        """How many steps from `step` on, at most `limit`, need no more than `blocks` blocks together."""
+    def steps_within(self, step: int, blocks: int, limit: int, waiting: bool) -> int:
+        """How many steps from `step` on, at most `limit`, need no more than `blocks` blocks together, and let none
+        of the requests that are `waiting` come to fit."""
         size = self.block_size
         if not self._grows or (limit // size + 1) * self.count <= blocks:
             return limit

@@ -23,6 +23,8 @@ class KVCache:
 
     grows = True
     """Whether decoding requests take blocks as they go."""
+    tables = 1
+    """Block tables of a sequence: each takes a block where the sequence grows into one."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
@@ -37,6 +39,22 @@ class KVCache:
     def blocks(self, tokens: int) -> int:
         """Blocks that `tokens` tokens of one sequence occupy."""
         return -(-tokens // self.block_size)
+
+    def needed(self, before: int, after: int) -> int:
+        """Blocks that a sequence needs for `after` tokens besides those of its first `before`."""
+        size = self.block_size
+        return -(-after // size) + (-before // size)
+
+    def reserved(self, found: int, last: int) -> int:
+        """Blocks that must be free to admit a request up to `last` of its tokens, of which `found` were found."""
+        return self.needed(found, last)
+
+    def fits(self, prompt: int, tokens: int, room: int) -> bool:
+        """Whether a request of `prompt` prompt tokens can come to hold `tokens` tokens in `room` blocks."""
+        return self.blocks(tokens) <= room
+
+    def slide(self, request: Request, tokens: int) -> None:
+        """Nothing is given back before the request is."""
 
     def lookup(self, request: Request) -> tuple[int, int]:
         """What a waiting request would find: tokens, in full blocks, and how many of these blocks count as free."""

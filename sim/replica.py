@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 from simpy import Event
 
 from sim.clock import At, Clock
 from sim.gaps import Gaps
+from sim.quiet import quiet_run, quiet_run_of_windows
 from sim.request import NEVER, Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from calibrate.cost import StepCost
 
 _NOBODY: list[Request] = []
-LONG_RUN = 32
-"""Steps from which numpy computes a run's ends faster than a loop; both give the same sums, bit for bit."""
 
 
 class Replica:
@@ -59,10 +57,12 @@ class Replica:
         self._log = log
         self._on_finish = on_finish
         self._max_model_len = max_model_len
-        self._room = scheduler.room(state.kv)
-        room = self._room * state.kv.block_size
+        kv = state.kv
+        self._room = scheduler.room(kv)
+        room = self._room // kv.tables * kv.block_size
         self._always_fits = min(max_model_len, room, scheduler.longest_prompt)  # tokens of one request
         self._async = asynchronous
+        self._overruns = scheduler.overruns
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
         self._cancelled: list[Request] = []  # given up since the last plan
@@ -146,6 +146,8 @@ class Replica:
         self._left_out(batch)
         while batch.empty and (single or batch.preempted):  # an empty step takes no time
             lost += batch.preempted
+            if state.windows is not None:
+                state.land()
             batch = self._scheduler.plan(state)
             self._left_out(batch)
             single = False
@@ -173,10 +175,14 @@ class Replica:
         self._start_s = now
         self._waiting = len(state.waiting)
         if line is None:
-            self._ends_s = (now + self._cost.step_s(chunks, decodes, batch.kv_tokens),)
+            self._ends_s = (now + self._cost.step_s(chunks, decodes, batch.kv_tokens, batch.seen),)
             self._interruptible = False
         else:
-            self._ends_s = self._quiet_run(batch, now, line)
+            if batch.seen:
+                lines = (line, *self._cost.window_lines(decodes, batch.seen))
+                self._ends_s = quiet_run_of_windows(state, batch, now, lines)
+            else:
+                self._ends_s = quiet_run(state, batch, now, line)
             self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(state)
         return True
 
@@ -201,7 +207,7 @@ class Replica:
         if not batch.paused:
             decodes.advance(steps)
             if batch.skipped or self.gaps.open:
-                decodes.kv_tokens -= sum(r.decoding for r in batch.skipped)
+                decodes.left_out(batch.skipped)
                 gaps = self.gaps.end(batch, now, gaps)
         prefill_tokens = 0
         for request, tokens, _ in chunks:
@@ -241,7 +247,9 @@ class Replica:
                 request.outcome = LENGTH if request.output_tokens == request.max_tokens else STOP
             # A request that reaches its cap is known to end and not planned again; one that stops before it is, if the
             # next plan was made before the stop was seen.
-            if request.decoding and not (self._async and request.output_tokens < request.max_tokens):
+            if request.decoding and not (
+                self._async and (self._overruns or request.output_tokens < request.max_tokens)
+            ):
                 decodes.leave(request, decodes.step)
         if self._async:
             self._ended += finished
@@ -284,32 +292,6 @@ class Replica:
             self._ends_s = self._ends_s[: last + 1]
             self._wake = self._clock.call_at(self._ends_s[-1], self._on_wake)
 
-    def _quiet_run(self, batch: Batch, now: float, line: tuple[float, float, float, float]) -> Sequence[float]:
-        """Ends of the steps until something can change: a finish, a block that is not there, the line of the cost."""
-        state, (base, slope, floor, upto) = self.state, line
-        step = state.decodes.step
-        steps = min(state.decodes.next_finish - step + 1, batch.most_steps)
-        if steps > 1:
-            free = state.kv.free - batch.spare_blocks
-            steps = 1 if free < 0 else 1 + state.decodes.steps_within(step + 1, free, steps - 1)
-        decodes, kv_tokens = batch.decodes, batch.kv_tokens
-        if kv_tokens + (steps - 1) * decodes > upto:
-            steps = int((upto - kv_tokens) / decodes) + 1
-        if floor > base + slope * kv_tokens and slope > 0.0:  # one straight line a row: stop where the floor ends
-            steps = min(steps, int(((floor - base) / slope - kv_tokens) / decodes) + 1)
-        if steps < LONG_RUN:
-            ends = []
-            for _ in range(steps):
-                duration = base + slope * kv_tokens
-                now += duration if duration > floor else floor
-                ends.append(now)
-                kv_tokens += decodes
-            return ends
-        durations = np.maximum(floor, base + slope * (kv_tokens + decodes * np.arange(steps)))
-        durations[0] += now
-        long_ends: list[float] = np.add.accumulate(durations).tolist()
-        return long_ends
-
     def _catch_up(self, batch: Batch) -> bool:
         """After an asynchronous plan: release what ended and let in what arrived. True if the next plan may differ."""
         state, ended, incoming = self.state, self._ended, self._incoming
@@ -323,10 +305,9 @@ class Replica:
                 continue  # preempted by this very plan
             if request.decoding:
                 skipped = request in batch.skipped
-                state.decodes.leave(request, state.decodes.step + (skipped and not batch.empty))
-                if not skipped and not batch.paused:
-                    surplus += 1
-                    request.computed += 1
+                in_batch = not skipped and not batch.paused
+                state.decodes.leave(request, state.decodes.step + (skipped and not batch.empty), in_batch)
+                surplus += in_batch
         released = bool(ended)
         if self._cancelled:
             surplus += self._drop_cancelled(batch)
@@ -360,9 +341,8 @@ class Replica:
                 skipped = batch is not None and request in batch.skipped
                 late = batch is not None and skipped and not batch.empty
                 in_batch = batch is not None and not skipped and not batch.paused
-                state.decodes.leave(request, state.decodes.step + late)
+                state.decodes.leave(request, state.decodes.step + late, in_batch)
                 state.decodes.give_up(request)
-                request.computed += in_batch
                 surplus += in_batch
                 state.release(request, request.registered(request.computed, last + in_batch))
             else:
@@ -389,7 +369,7 @@ class Replica:
             request.lag_step = step + 1
         remaining = request.output_tokens - request.emitted
         decodes.will_finish(request, decodes.step + remaining - 2)
-        if remaining > 1 or (self._async and request.output_tokens < request.max_tokens):
+        if remaining > 1 or (self._async and (self._overruns or request.output_tokens < request.max_tokens)):
             decodes.join(request, decodes.step)
 
     def _left_out(self, batch: Batch) -> None:
@@ -409,4 +389,5 @@ class Replica:
         if request.prompt_tokens + request.max_tokens > self._max_model_len:
             return OVER_MAX_MODEL_LEN
         last = request.max_tokens if self._scheduler.reserves else request.output_tokens - 1
-        return OVER_KV_CACHE if self.state.kv.blocks(request.prompt_tokens + last) > self._room else 0
+        prompt = request.prompt_tokens
+        return 0 if self.state.kv.fits(prompt, prompt + last, self._room) else OVER_KV_CACHE

@@ -28,6 +28,7 @@ class Request:
     __slots__ = (
         "arrival_s",
         "cached_tokens",
+        "chunk_step",
         "computed",
         "decoding",
         "emitted",
@@ -39,6 +40,7 @@ class Request:
         "gap_from_s",
         "held",
         "id",
+        "joined",
         "kv_offset",
         "lag_step",
         "last_step",
@@ -49,12 +51,20 @@ class Request:
         "preemptions",
         "priority",
         "prompt_tokens",
+        "read_from",
         "replica",
         "reserved_tokens",
         "scheduled_s",
+        "slid",
         "target",
         "ticket",
     )
+
+    # Of models with windows only, and set when it is admitted: see sim.windowdecodes and State.slide.
+    slid: int  # computed tokens by which it gave back last what its windows have passed
+    read_from: int  # computed tokens before its last chunk
+    chunk_step: int  # the step of that chunk
+    joined: int  # the decode step from which on it decodes
 
     def __init__(
         self, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, max_tokens: int, priority: int = 0

@@ -11,6 +11,8 @@ from collections import deque
 from sim.decodes import Decodes
 from sim.kvcache import KVCache
 from sim.request import NEVER, Request
+from sim.windowdecodes import WindowDecodes
+from sim.windows import ONE, Tables
 
 
 class Batch:
@@ -19,8 +21,9 @@ class Batch:
     `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
     decode one token each, over `kv_tokens` tokens in KV before the step. `paused`: none of those that decode are in it
     (their number is then 0 here). `skipped`: single decoding requests left out; `preempted`: requests that lost their
-    KV to this plan. `padding`: how many of the `decodes` compute for nobody. An empty batch is no step: who is left out
-    of it stays as he was.
+    KV to this plan. `padding`: how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the
+    layers of each window read; empty for models without. An empty batch is no step: who is left out of it stays as he
+    was.
 
     A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
     how many steps it wants to plan again (`most_steps`), or how many blocks it wants to see free (`spare_blocks`).
@@ -34,9 +37,10 @@ class Batch:
         "padding",
         "paused",
         "preempted",
+        "seen",
         "skipped",
         "spare_blocks",
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self.chunks: list[tuple[Request, int, int]] = []
@@ -48,6 +52,7 @@ class Batch:
         self.spare_blocks = 0
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
+        self.seen: tuple[int, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -60,16 +65,20 @@ class State:
 
     `waiting` in queue order: as they came, or `by_priority` (the least first, then the earliest); `running` and
     `prefilling` (the running ones whose prompt is not complete) by ticket, oldest admission first; the decoding ones
-    only as aggregates. A running request that is neither prefilling nor decoding has finished and waits for its
-    release (asynchronous scheduling).
+    only as aggregates, which are the `windows` where the model has such. A running request that is neither prefilling
+    nor decoding has finished and waits for its release (asynchronous scheduling).
     """
 
-    __slots__ = ("by_priority", "decodes", "kv", "prefilling", "running", "step", "tickets", "waiting")
+    __slots__ = (
+        "_late", "by_priority", "decodes", "kv", "prefilling", "running", "step", "tickets", "waiting", "windows",
+    )  # fmt: skip
 
-    def __init__(self, kv: KVCache, by_priority: bool = False) -> None:
+    def __init__(self, kv: KVCache, by_priority: bool = False, tables: Tables = ONE) -> None:
         self.kv = kv
         self.by_priority = by_priority
-        self.decodes = Decodes(kv.block_size, kv.grows)
+        self.windows = WindowDecodes(kv.block_size, tables) if tables.windows else None
+        self.decodes = self.windows or Decodes(kv.block_size, kv.grows)
+        self._late = tables.late
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.prefilling: dict[int, Request] = {}
@@ -96,6 +105,9 @@ class State:
         request.ticket = ticket = self.tickets
         self.tickets = ticket + 1
         self.running[ticket] = request
+        if self.windows is not None:
+            request.slid = request.read_from = found
+            request.chunk_step = self.step
         request.computed = after = found + tokens
         self.kv.grow(request, found, after)
         batch.chunks.append((request, tokens, found))
@@ -105,6 +117,10 @@ class State:
     def prefill(self, batch: Batch, request: Request, tokens: int) -> None:
         """Give a running request the blocks for its next `tokens` prompt tokens and put the chunk into the batch."""
         before = request.computed
+        if self.windows is not None:
+            self.slide(request)
+            request.read_from = before
+            request.chunk_step = self.step
         request.computed = after = before + tokens
         self.kv.grow(request, before, after)
         batch.chunks.append((request, tokens, before))
@@ -140,6 +156,30 @@ class State:
                 self.enqueue(request)
             else:
                 self.waiting.appendleft(request)
+
+    def slide(self, request: Request) -> None:
+        """Before its next tokens get their blocks, `request` gives back what its windows have passed."""
+        windows, step = self.windows, self.decodes.step
+        assert windows is not None
+        if request.decoding:
+            if step > request.joined:
+                request.slid = max(request.slid, windows.slid(request, step - 1))
+            self.kv.slide(request, windows.slid(request, step))
+        else:
+            in_flight = self._late and request.chunk_step == self.step - 1
+            self.kv.slide(request, request.read_from if in_flight else request.computed)
+
+    def land(self) -> None:
+        """No step is in flight any more, though the last plan was none: what that step read can be given back."""
+        if not self._late:
+            return
+        for request in self.running.values():
+            decoding = request.decoding
+            if decoding:
+                self.decodes.leave(request, self.decodes.step)
+            request.read_from = request.computed
+            if decoding:
+                self.decodes.join(request, self.decodes.step)
 
     def release(self, request: Request, registered: int) -> None:
         """A request that is over gives back its place and its blocks; a cache may keep those of `registered` tokens."""

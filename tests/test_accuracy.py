@@ -33,17 +33,24 @@ def test_rankings_and_regret() -> None:
     assert (lost.choices, lost.mean) == (1, pytest.approx(1 - (100 + 18_000) / (100 + 10_000) / 2))
 
 
-@pytest.mark.parametrize(("system", "ttft", "tpot"), [("h100_sxm", 0.06, 0.035), ("b200_sxm", 0.19, 0.065)])
-def test_llama_70b_fp8_as_inferencex_measured_it(
-    system: str, ttft: float, tpot: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("model", "precision", "system", "ttft", "tpot"),
+    [
+        ("meta-llama/Llama-3.1-70B", "fp8", "h100_sxm", 0.06, 0.035),
+        ("meta-llama/Llama-3.1-70B", "fp8", "b200_sxm", 0.09, 0.07),
+        ("MiniMaxAI/MiniMax-M2.5", "fp4", "b200_sxm", 0.13, 0.05),
+    ],
+)
+def test_as_inferencex_measured_it(
+    model: str, precision: str, system: str, ttft: float, tpot: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = reference("reference", "aiconfigurator").parent
     every = silicon.table(root)
-    few = every.filter((pl.col("model_path") == "meta-llama/Llama-3.1-70B") & (pl.col("precision") == "fp8")
+    few = every.filter((pl.col("model_path") == model) & (pl.col("precision") == precision)
                        & (pl.col("system") == system) & (pl.col("backend") == "vllm"))  # fmt: skip
     monkeypatch.setattr(silicon, "table", lambda _: few)
     rows = [row for row in silicon.compare(root) if isinstance(row, Row)]
-    assert len(rows) >= 45
+    assert len(rows) >= 40
     for metric, most in (("TTFT", ttft), ("TPOT", tpot)):
         found = errors(rows, metric)
         assert found
@@ -54,9 +61,9 @@ def test_recorded_runs(tmp_path: Path) -> None:
     root = reference("reference", "llmservingsim").parent
     rows = {(r.gpu, r.layout): r for r in recorded.compare(root, tmp_path) if not isinstance(r, Uncovered)}
     for key, most in {
-        ("rtx-pro-6000", "the layers of this GPU and model"): {"TTFT": 0.04, "TPOT": 0.015, "E2E": 0.02},
-        ("rtx-pro-6000", "the shipped profile"): {"TTFT": 0.1, "TPOT": 0.045, "E2E": 0.06},
-        ("rtx-4090", "the layers of this GPU and model"): {"TTFT": 0.045, "TPOT": 0.02, "E2E": 0.04},
+        ("rtx-pro-6000", "the layers of this GPU and model"): {"TTFT": 0.07, "TPOT": 0.03, "E2E": 0.04},
+        ("rtx-pro-6000", "the shipped profile"): {"TTFT": 0.13, "TPOT": 0.055, "E2E": 0.075},
+        ("rtx-4090", "the layers of this GPU and model"): {"TTFT": 0.03, "TPOT": 0.02, "E2E": 0.025},
     }.items():
         for metric, limit in most.items():
             assert abs(rows[key].off(metric)) < limit, (key, metric)
@@ -65,7 +72,11 @@ def test_recorded_runs(tmp_path: Path) -> None:
 def test_what_users_ask_again(tmp_path: Path) -> None:
     """Without a prefix cache TTFT is 38 % too long, E2E 11 %."""
     root = reference("reference", "blis").parent
-    rows = [row for row in blis.compare(root, tmp_path) if isinstance(row, Row)]
+    every = [row for row in blis.compare(root, tmp_path) if isinstance(row, Row)]
+    assumed = errors([row for row in every if row.data == blis.EVALUATION], "E2E")
+    assert assumed
+    assert assumed.median < 0.05
+    rows = [row for row in every if row.data == blis.DATA]
     assert len(rows) == 18
     for metric, most in {"E2E": 0.055, "TTFT": 0.065, "ITL": 0.055}.items():
         found = errors(rows, metric)

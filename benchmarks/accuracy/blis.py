@@ -3,7 +3,8 @@
 inference-perf's `shared_prefix` data has one fixed question a user, behind the system prompt of the user's group, and
 goes through the users in turn; the recorded prompt lengths show that answers did not join the next prompt. So from its
 second question on a user's whole prompt is in the prefix cache, save its last block. The ITL that the source states
-divides by retokenised answers, up to a third shorter; here it is (E2E - TTFT) / (requested output - 1).
+divides by retokenised answers, up to a third shorter; here it is (E2E - TTFT) / (requested output - 1). Of Llama 4 the
+text model alone is run, which is all that these requests need; no prompt is as long as a chunk of its attention.
 """
 
 from __future__ import annotations
@@ -20,36 +21,69 @@ from benchmarks.accuracy.rows import Row, Uncovered
 from benchmarks.accuracy.run import run
 
 DATA = "BLIS's training experiments (vLLM 0.15.1, H100)"
+EVALUATION = "BLIS's evaluation runs (vLLM 0.15.1)"
+GPUS = {"H100": "h100-sxm", "A100-80GB": "a100-sxm", "L40S": "l40s"}
 MODELS = {
     "meta-llama/Llama-2-7b-hf": "llama-2-7b",
     "meta-llama/Llama-3.1-70B-Instruct": "llama-3.1-70b",
     "mistralai/Mistral-Nemo-Instruct-2407": "mistral-nemo-12b",
     "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b",
     "01-ai/Yi-34B": "yi-34b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "codellama/CodeLlama-34b-Instruct-hf": "codellama-34b",
+    "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
+    "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama-4-scout-fp8",
 }
 ASSUMED = (
     "each user repeats one prompt, of the length that was asked for (the load generator's code; lengths are recorded "
     "for Llama 2 only: they do not grow, and are 5 % longer as it counts); KV blocks offloaded to "
     "the host play no part"
 )
+LIKE = {"general": "20260217-231439", "general-lite": "60", "codegen": "20260217-155451",
+        "roleplay": "20260217-162547"}  # fmt: skip
+"""Evaluation's loads are named, not published: the training experiment that has a load of that name."""
+ASSUMED_LOADS = (
+    "rates, lengths, users and `max_num_seqs` are those of the training experiment whose load has the same name"
+)
+EXPERTS = "; experts at the times of fp8 with block scales, as nobody measured kernels of a scale a channel"
 METRICS = {"E2E": "e2e_mean_ms", "TTFT": "ttft_mean_ms"}
 BLOCK_TOKENS = 16
 ORDER = 11  # seed of the order in which users ask; the tool shuffles them once
 
 
 def compare(reference: Path, scratch: Path) -> Iterator[Row | Uncovered]:
-    """A row a stage; what cannot be run yet is counted."""
+    """A row a stage."""
     folder = reference / "blis"
     golden = json.loads((folder / "golden" / "trained_physics_iter29.json").read_text("utf-8"))
     measured = _measured(folder)
-    missing = 0
     for experiment in golden["experiments"]:
-        stages = measured[experiment["id"]]
-        if experiment["model"] in MODELS:
-            yield from _compared(experiment, stages, scratch)
-        else:
-            missing += len(stages)
-    yield Uncovered(DATA, "", "chunked attention and a vision tower", missing)
+        experts = EXPERTS * ("Llama-4" in experiment["model"])
+        yield from _compared(experiment, measured[experiment["id"]], scratch, DATA, ASSUMED + experts)
+    yield from _evaluation(folder, {each["id"]: each for each in golden["experiments"]}, scratch)
+
+
+def _evaluation(folder: Path, trained: Mapping[str, Mapping[str, Any]], scratch: Path) -> Iterator[Row | Uncovered]:
+    """The rows whose rates and limits are not published, with those of the training experiments."""
+    stages: dict[str, dict[int, dict[str, float]]] = {}
+    described: dict[str, dict[str, str]] = {}
+    with (folder / "measured_vllm.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["set"] == "eval38" and row["stage_index"].isdigit():
+                described[row["exp_id"]] = row
+                metrics = {name: float(row[column]) for name, column in METRICS.items()}
+                stages.setdefault(row["exp_id"], {})[int(row["stage_index"])] = metrics
+    missing = 0
+    for name, row in described.items():
+        if row["workload"] not in LIKE:
+            missing += len(stages[name])
+            continue
+        experiment = {
+            **trained[LIKE[row["workload"]]], "id": f"evaluation-{name}", "model": row["model"], "tp": int(row["tp"]),
+            "gpu": GPUS[row["hardware"]], "max_num_batched_tokens": int(row["max_num_batched_tokens"]),
+            "total_kv_blocks": None,
+        }  # fmt: skip
+        yield from _compared(experiment, stages[name], scratch, EVALUATION, ASSUMED_LOADS)
+    yield Uncovered(EVALUATION, "", "no experiment with published rates has such a load", missing)
 
 
 def _measured(folder: Path) -> dict[str, dict[int, dict[str, float]]]:
@@ -68,7 +102,10 @@ def _measured(folder: Path) -> dict[str, dict[int, dict[str, float]]]:
     return found
 
 
-def _compared(experiment: Mapping[str, Any], stages: Mapping[int, Mapping[str, float]], scratch: Path) -> Iterator[Row]:
+def _compared(
+    experiment: Mapping[str, Any], stages: Mapping[int, Mapping[str, float]], scratch: Path, data: str, assumed: str
+) -> Iterator[Row]:
+    gpu = experiment.get("gpu", "h100-sxm")
     shared = experiment["workload"]["inference_perf"]["shared_prefix"]
     loads = experiment["workload"]["inference_perf"]["stages"]
     trace = scratch / f"{experiment['id']}.jsonl"
@@ -84,7 +121,7 @@ def _compared(experiment: Mapping[str, Any], stages: Mapping[int, Mapping[str, f
             "max_num_batched_tokens": experiment["max_num_batched_tokens"],
             "num_gpu_blocks_override": experiment["total_kv_blocks"],
         },
-        "cluster": {"gpu": "h100-sxm", "tp": experiment["tp"]},
+        "cluster": {"gpu": gpu, "tp": experiment["tp"]},
         "workload": {"trace": str(trace), "format": "mooncake", "block_tokens": BLOCK_TOKENS},
     })  # fmt: skip
     requests = result.requests
@@ -96,9 +133,10 @@ def _compared(experiment: Mapping[str, Any], stages: Mapping[int, Mapping[str, f
         theirs = dict(stages[stage])
         for each in (ours, theirs):
             each["ITL"] = (each["E2E"] - each["TTFT"]) / (shared["output_len"] - 1)
-        words = f"{shared['question_len']}/{shared['output_len']}, {load['rate']:g} requests/s"
+        budget = f", budget {experiment['max_num_batched_tokens']}" if data == EVALUATION else ""
+        words = f"{shared['question_len']}/{shared['output_len']}, {load['rate']:g} requests/s{budget}"
         model, layout = MODELS[experiment["model"]], f"tp {experiment['tp']}"
-        yield Row(DATA, model, "h100-sxm", layout, words, theirs, ours, assumed=ASSUMED)
+        yield Row(data, model, gpu, layout, words, theirs, ours, assumed=assumed)
 
 
 def _trace(arrivals: np.ndarray[Any, Any], shared: Mapping[str, Any]) -> str:

@@ -22,7 +22,10 @@ INFERENCEX = 0.8  # lengths are uniform between this share of the nominal one an
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """How rows of one model, precision and system were run. `versions` picks a preset by the engine's version."""
+    """How rows of one model, precision, system and, where it is named, version of the engine were run.
+
+    Sources: InferenceX's scripts (benchmarks/single_node/*.sh); for MiniMax-M2.5 on 0.19 vllm-project/recipes#321.
+    """
 
     model: str
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -34,9 +37,14 @@ class Known:
 
 
 BATCHES = {"max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.9}
+TRT_70B = {"max_num_tokens": 16384, "kv_cache_config": {"dtype": "fp8", "enable_block_reuse": False},
+           "cuda_graph_config": {"enable_padding": True, "max_batch_size": 1024}}  # fmt: skip
+"""InferenceX's trtllm-serve (its script for fp4 sets max_num_tokens to max_seq_len); for 1024/1024 below tp 8 also
+`BATCH_WAIT`."""
+BATCH_WAIT = {"batch_wait_max_tokens_ratio": 0.9, "batch_wait_timeout_iters": 20}
 B200_70B = BATCHES | {"kv_cache_dtype": "fp8", "fuse_allreduce_rms": True, "cudagraph_mode": "FULL_DECODE_ONLY"}
 B200_FUSED = {2: 32.0, 4: 32.0, 8: 8.0}
-SETUPS: Mapping[tuple[str, str | None, str], Known] = {
+SETUPS: Mapping[tuple[str, ...], Known] = {
     ("meta-llama/Llama-3.1-70B", "fp8", "h100_sxm"): Known(
         "llama-3.1-70b-fp8", BATCHES | {"kv_cache_dtype": "auto"}, fitted="that the KV cache is bf16"
     ),
@@ -45,20 +53,40 @@ SETUPS: Mapping[tuple[str, str | None, str], Known] = {
     ),
     ("meta-llama/Llama-3.1-70B", "fp4", "b200_sxm"): Known(
         "llama-3.1-70b-nvfp4", B200_70B, fused_mb=B200_FUSED, sequences=512,
-        fitted="the launch time of steps without graphs",
+        fitted="the launch time of steps without graphs, and Blackwell's clocks in long steps",
+    ),
+    ("MiniMaxAI/MiniMax-M2.5", "fp8", "b200_sxm", "0.17"): Known(
+        "minimax-m2.5", {"gpu_memory_utilization": 0.95, "block_size": 32}, sequences=1024,
+        assumed="experts run by VLLM_USE_FLASHINFER_MOE_FP8=0's kernels, which nobody timed",
     ),
     ("MiniMaxAI/MiniMax-M2.5", "fp8", "b200_sxm"): Known(
-        "minimax-m2.5", {"gpu_memory_utilization": 0.95, "block_size": 32, "kv_cache_dtype": "fp8"},
-        sequences=1024, fitted="that the KV cache is fp8",
+        "minimax-m2.5", {"gpu_memory_utilization": 0.9, "block_size": 32, "kv_cache_dtype": "fp8"}, sequences=1024
     ),
     ("MiniMaxAI/MiniMax-M2.5", "fp4", "b200_sxm"): Known(
         "minimax-m2.5-nvfp4", {"gpu_memory_utilization": 0.9, "fuse_allreduce_rms": True}
     ),
-    ("Qwen/Qwen3-32B", None, "h100_sxm"): Known(
+    ("openai/gpt-oss-120b", "fp4", "b200_sxm"): Known(
+        "gpt-oss-120b",
+        BATCHES | {"kv_cache_dtype": "fp8", "fuse_allreduce_rms": True, "max_cudagraph_capture_size": 2048},
+        sequences=512, assumed="kernels of experts with 16-bit activations (measured: with 8-bit ones)",
+    ),
+    ("Qwen/Qwen3-32B", "", "h100_sxm"): Known(
         "qwen3-32b", {"max_model_len": 40960}, shortest=1.0, sequences=1024,
         assumed="workload (arrivals in step inflate TTFT), sampling, engine defaults",
     ),
 }  # fmt: skip
+BURSTS = "that vLLM's factor on long steps is not TensorRT-LLM's"
+DEFAULTS = "workload (arrivals in step inflate TTFT), sampling, engine defaults"
+OTHERS: Mapping[tuple[str, ...], Known] = {
+    ("trtllm", "meta-llama/Llama-3.1-70B", "fp8", "b200_sxm"): Known("llama-3.1-70b-fp8", TRT_70B, fitted=BURSTS),
+    ("trtllm", "meta-llama/Llama-3.1-70B", "fp4", "b200_sxm"): Known("llama-3.1-70b-nvfp4", TRT_70B, fitted=BURSTS),
+    ("trtllm", "Qwen/Qwen3-32B", "fp8", "h100_sxm"): Known("qwen3-32b-fp8", shortest=1.0, assumed=DEFAULTS),
+    ("trtllm", "meta-llama/Llama-3.1-8B-Instruct", "", "h100_sxm"): Known(
+        "llama-3.1-8b", shortest=1.0, assumed=DEFAULTS
+    ),
+    ("sglang", "Qwen/Qwen3-32B", "", "h100_sxm"): Known("qwen3-32b", shortest=1.0, assumed=DEFAULTS),
+}
+"""Rows of other engines than vLLM."""
 PRESETS = {"0.10": "vllm-0.10", "0.12": "vllm-0.10", "0.15": "vllm-0.15", "0.17": "vllm-0.15", "0.19": "vllm-0.19"}
 """Version -> the nearest preset below; rows of the Llama models do not say theirs, which is 0.10.2."""
 
@@ -86,7 +114,11 @@ def compare(reference: Path) -> Iterator[Row | Uncovered]:
 def judged(reference: Path) -> Iterator[tuple[dict[str, Any], Known | None, str | None]]:
     """Every row with how it was run, where that is known, and why it cannot be, if it cannot."""
     for row in table(reference).iter_rows(named=True):
-        known = SETUPS.get((row["model_path"], row["precision"], row["system"]))
+        key = (row["model_path"], row["precision"] or "", row["system"])
+        if row["backend"] == "vllm":
+            known = SETUPS.get((*key, _version(row))) or SETUPS.get(key)
+        else:
+            known = OTHERS.get((row["backend"], *key))
         yield row, known, _missing(row, known)
 
 
@@ -94,26 +126,23 @@ def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
     """Why a row cannot be run, or None."""
     if row["mode"] == "disagg":
         return "prefill and decode on separate GPUs"
-    if row["backend"] != "vllm":
-        return f"the scheduler of {row['backend']}"
     if row["wip"]:
         return "marked as unfinished by its source"
-    if "gpt-oss" in row["model_path"]:
-        return "sliding windows"
+    if "gpt-oss" in row["model_path"] and row["backend"] != "vllm":
+        return "layers with windows in engines other than vLLM"
+    if "gpt-oss" in row["model_path"] and not row["backend_version"]:
+        return "asynchronous scheduling of vLLM 0.11"
     if any((row[name] or 1) > 1 for name in ("attention_dp_size", "moe_ep_size", "pp_size")):
         return "data, expert or pipeline parallelism"
+    if "DeepSeek" in row["model_path"]:
+        return "no measured kernels of latent attention for this GPU"
     return None if known else "a model with a vision tower, or a setup that is not known"
 
 
 def scenario(row: Mapping[str, Any], known: Known) -> dict[str, Any]:
     """The scenario of a row."""
     isl, osl, clients, tp = (int(row[name]) for name in ("isl", "osl", "concurrency", "tp_size"))
-    version = ".".join(str(row["backend_version"] or "0.10").split(".")[:2])
-    engine: dict[str, Any] = {"preset": PRESETS.get(version, "vllm-0.19"), "max_model_len": isl + osl + 200}
-    engine["enable_prefix_caching"] = False  # both sources say so
-    engine |= {"max_num_seqs": max(known.sequences or 0, clients)} | dict(known.engine)
-    if tp in known.fused_mb:
-        engine["fi_allreduce_fusion_max_size_mb"] = known.fused_mb[tp]
+    engine = ENGINES[row["backend"]](row, known, isl + osl + 200)
     prompt, output = ({"kind": "uniform", "low": int(known.shortest * n), "high": n} for n in (isl, osl))
     requests = (10 if known.shortest < 1 else 4) * clients
     return {
@@ -122,12 +151,40 @@ def scenario(row: Mapping[str, Any], known: Known) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _version(row: Mapping[str, Any]) -> str:
+    return ".".join(str(row["backend_version"] or "0.10").split(".")[:2])
+
+
+def _vllm(row: Mapping[str, Any], known: Known, length: int) -> dict[str, Any]:
+    engine: dict[str, Any] = {"preset": PRESETS.get(_version(row), "vllm-0.19"), "max_model_len": length}
+    engine["enable_prefix_caching"] = False  # both sources say so
+    engine |= {"max_num_seqs": max(known.sequences or 0, int(row["concurrency"]))} | dict(known.engine)
+    if (tp := int(row["tp_size"])) in known.fused_mb:
+        engine["fi_allreduce_fusion_max_size_mb"] = known.fused_mb[tp]
+    return engine
+
+
+def _tensorrt_llm(row: Mapping[str, Any], known: Known, length: int) -> dict[str, Any]:
+    engine = {"preset": "tensorrt-llm-1", "max_seq_len": length} | dict(known.engine)
+    if known.shortest == INFERENCEX and row["isl"] == row["osl"] and row["tp_size"] < 8:
+        engine |= BATCH_WAIT
+    return engine
+
+
+def _sglang(row: Mapping[str, Any], known: Known, length: int) -> dict[str, Any]:
+    return {"preset": "sglang-0.5"} | dict(known.engine)
+
+
+NAMES = {"vllm": "", "trtllm": ", TensorRT-LLM", "sglang": ", SGLang"}
+ENGINES = {"vllm": _vllm, "sglang": _sglang, "trtllm": _tensorrt_llm}
+
+
 def _compared(row: Mapping[str, Any], known: Known) -> Row:
     found = run(scenario(row, known)).summary()
     precision = f", {row['precision']}" if row["precision"] else ""
     return Row(
         DATA,
-        row["model_path"].split("/")[-1] + precision,
+        row["model_path"].split("/")[-1] + precision + NAMES[row["backend"]],
         GPUS[row["system"]],
         f"tp {row['tp_size']}",
         f"{row['isl']}/{row['osl']}, {row['concurrency']} clients",

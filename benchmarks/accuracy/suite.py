@@ -9,12 +9,7 @@ from benchmarks.accuracy import blis, cases, coverage, page, recorded, silicon
 from benchmarks.accuracy.ranking import rankings, regret
 from benchmarks.accuracy.rows import Row, Uncovered
 
-NOT_READ = (
-    Uncovered(
-        "BLIS's evaluation runs (vLLM 0.15, H100, A100, L40S)", "", "their rates and limits are not published", 83
-    ),
-    Uncovered("LLMServingSim's ISPASS runs", "", "split prefill and decode, several instances", 6),
-)
+NOT_READ = (Uncovered("LLMServingSim's ISPASS runs", "", "split prefill and decode, several instances", 6),)
 
 
 def write(reference: Path, out: Path) -> None:

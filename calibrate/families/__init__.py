@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calibrate.families import small, tensorrt_llm, vllm
+from calibrate.families import sglang, small, tensorrt_llm, vllm
 from calibrate.hardware import Gpu
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
@@ -19,6 +19,7 @@ Resolve = Callable[[Chosen, Parallelism, Gpu, ModelSpec, Mapping[str, Any]], dic
 
 RESOLVE: Mapping[str, Resolve] = {
     "vllm": vllm.resolve,
+    "sglang": sglang.resolve,
     "tensorrt-llm": tensorrt_llm.resolve,
     "tgi": small.tgi,
     "llama.cpp": small.llama_cpp,

@@ -38,8 +38,10 @@ def resolve(
     if v0:
         default("enable_chunked_prefill", values["max_model_len"] > LONG, f" ({LONG} tokens and less: off)")
     default("num_gpu_blocks_override", None)
+    default("max_cudagraph_capture_size", None)
     default("quantization", None)
     default("enforce_eager", False)
+    default("disable_hybrid_kv_cache_manager", False)
     default("fi_allreduce_fusion_max_size_mb", None)
     default("fuse_allreduce_rms", preset["fuse_allreduce"] and gpu.architecture in preset["fused_mib"])
     default("dtype", "auto")
@@ -47,6 +49,14 @@ def resolve(
     _batch_defaults(chosen, gpu, preset)
     if problems := _startup_checks(values, preset, model):
         raise ServecastError(*problems)
+    if values["enable_prefix_caching"] and _slides(model, values, preset):
+        if chosen.sources["enable_prefix_caching"] == "user":
+            raise ServecastError(
+                f"engine.enable_prefix_caching: a prefix cache that drops what windows have passed, as {model.name}'s "
+                "does, is not simulated yet; set it to false, or disable_hybrid_kv_cache_manager to true"
+            )
+        values["enable_prefix_caching"] = False
+        chosen.sources["enable_prefix_caching"] = "off: not simulated for models with windows"
     eager = values["enforce_eager"]
     return {name: values[name] for name in SAME} | {
         "policy": {name: values[name] for name in (V0_POLICY if v0 else POLICY)}
@@ -64,18 +74,27 @@ def resolve(
     }
 
 
+def _slides(model: ModelSpec, values: Mapping[str, Any], preset: Mapping[str, Any]) -> bool:
+    """Whether blocks come back while sequences grow: some layers have windows that bind, and the engine frees these."""
+    frees = preset["kv_groups"]["frees_chunks"]
+    windows = [w for w in model.windows if w.size < values["max_model_len"] and (frees or not w.chunked)]
+    everywhere = sum(window.layers for window in windows) == model.attention_layers
+    return bool(windows) and (everywhere or not values["disable_hybrid_kv_cache_manager"])
+
+
 def _graphs(values: Mapping[str, Any], rule: Mapping[str, int], gpu: Gpu) -> dict[str, Any]:
     """The batches of tokens for which vLLM captures CUDA graphs: none with `enforce_eager`, nor, for steps with
     prompts, with `cudagraph_mode` FULL_DECODE_ONLY.
 
-    1, 2, 4, multiples of 8 below 256 and of the stride from there, up to twice `max_num_seqs` and the limit
-    (`_set_cudagraph_sizes` in vllm/config of each version).
+    1, 2, 4, multiples of 8 below 256 and of the stride from there, up to `max_cudagraph_capture_size`, which is twice
+    `max_num_seqs` or the limit unless it is given (`_set_cudagraph_sizes` in vllm/config of each version).
     """
     mode = values["cudagraph_mode"]
     if values["enforce_eager"] or mode == "NONE":
         return {"decode": (), "mixed": ()}
     limit = rule.get(gpu.architecture, rule["limit"])
-    most = min(2 * values["max_num_seqs"], limit, values["max_num_batched_tokens"])
+    asked = values["max_cudagraph_capture_size"] or min(2 * values["max_num_seqs"], limit)
+    most = min(asked, values["max_num_batched_tokens"])
     sizes = tuple(n for n in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, rule["stride"])) if n <= most)
     return {"decode": sizes, "mixed": () if "DECODE_ONLY" in mode else sizes, "compiled": True}
 

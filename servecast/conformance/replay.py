@@ -175,7 +175,10 @@ class _NoTime:
     def decode_line(self, decodes: int, kv_tokens: int) -> None:
         return None
 
-    def step_s(self, chunks: object, decodes: int, kv_tokens: int) -> float:
+    def window_lines(self, decodes: int, seen: object) -> tuple[()]:
+        return ()
+
+    def step_s(self, chunks: object, decodes: int, kv_tokens: int, seen: object = ()) -> float:
         return 0.0
 
 

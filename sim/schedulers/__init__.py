@@ -13,6 +13,7 @@ from sim.schedulers.mlc import MlcLlm
 from sim.schedulers.orca import Orca
 from sim.schedulers.policy import Scheduler
 from sim.schedulers.sarathi import SarathiServe
+from sim.schedulers.sglang import Sglang
 from sim.schedulers.static_batching import StaticBatching
 from sim.schedulers.tensorrt_llm import TensorrtLlm
 from sim.schedulers.tgi import Tgi
@@ -29,6 +30,7 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
     "vllm-v0": VllmV0,
     "sarathi": SarathiServe,
     "orca": Orca,
+    "sglang": Sglang,
     "llama.cpp": LlamaCpp,
     "mlc-llm": MlcLlm,
     "static": StaticBatching,

@@ -17,7 +17,10 @@ class Scheduler:
     """How it takes blocks."""
 
     reserves = False
-    """Whether a request is admitted with room for its prompt and its `max_tokens`, so that it is never preempted."""
+    """Whether a request is admitted with room for its prompt and its `max_tokens`: without so much it is rejected."""
+
+    overruns = False
+    """Whether an asynchronous engine plans a request once more that the step in progress brings to its `max_tokens`."""
 
     longest_prompt = NEVER
     """Tokens of the longest prompt that is not rejected."""

@@ -45,12 +45,15 @@ class VllmV1(Scheduler):
         budget = self.max_num_batched_tokens - decodes.count
         chunk_limit = self._chunk_limit(state) if self.long_prefill_token_threshold else self.max_num_batched_tokens
         demand = decodes.demand(decodes.step)
+        windows = state.windows
         if budget < 0 or demand > kv.free:
             budget = self._running_in_order(state, batch, chunk_limit)
+            windows = None
         elif state.prefilling:
             chunks = self._chunks(state, budget, chunk_limit)
             if chunks is None or demand + self._blocks(state, chunks) > kv.free:
                 budget = self._running_in_order(state, batch, chunk_limit)
+                windows = None
             else:
                 kv.free -= demand
                 for ticket, tokens in chunks:
@@ -58,10 +61,14 @@ class VllmV1(Scheduler):
                     budget -= tokens
         else:
             kv.free -= demand
+        if windows is not None:
+            kv.free += windows.given_back(decodes.step)
         batch.decodes = decodes.count - len(batch.skipped)
         batch.kv_tokens = decodes.kv_tokens
         if batch.skipped:
             batch.kv_tokens -= sum(r.kv_offset + decodes.step + 1 for r in batch.skipped)
+        if state.windows is not None:
+            batch.seen = state.windows.seen_without(batch.skipped)
         if state.waiting and not batch.preempted:
             self._admit(state, batch, budget, chunk_limit)
         return batch
@@ -93,11 +100,11 @@ class VllmV1(Scheduler):
         return None
 
     def _blocks(self, state: State, chunks: list[tuple[int, int]]) -> int:
-        blocks, need = state.kv.blocks, 0
+        needed, blocks = state.kv.needed, 0
         for ticket, tokens in chunks:
             computed = state.prefilling[ticket].computed
-            need += blocks(computed + tokens) - blocks(computed)
-        return need
+            blocks += needed(computed, computed + tokens)
+        return blocks
 
     def _running_in_order(self, state: State, batch: Batch, chunk_limit: int) -> int:
         """The running requests one by one, as vLLM does it: for the steps in which blocks or budget run short.
@@ -114,12 +121,14 @@ class VllmV1(Scheduler):
             request = order[i]
             i += 1
             if request.decoding:
-                tokens, need = 1, 0 if (step + request.kv_offset) % size else 1
+                tokens, need = 1, 0 if (step + request.kv_offset) % size else kv.tables
             elif request.computed < request.target:
                 tokens = min(request.target - request.computed, chunk_limit, budget)
-                need = kv.blocks(request.computed + tokens) - kv.blocks(request.computed)
+                need = kv.needed(request.computed, request.computed + tokens)
             else:
                 continue
+            if state.windows is not None:
+                state.slide(request)
             victim = None
             while need > kv.free and victim is not request:
                 victim = max(order, key=rank) if state.by_priority else order[-1]
@@ -148,7 +157,6 @@ class VllmV1(Scheduler):
 
     def _admit(self, state: State, batch: Batch, budget: int, chunk_limit: int) -> None:
         waiting, running, kv = state.waiting, state.running, state.kv
-        size = kv.block_size
         while waiting and budget > 0 and len(running) < self.max_num_seqs:
             target = waiting[0].target
             found, idle = kv.lookup(waiting[0])
@@ -159,7 +167,7 @@ class VllmV1(Scheduler):
                 if not self.enable_chunked_prefill:
                     break
                 tokens = budget
-            if (target - found if self.scheduler_reserve_full_isl else tokens) > (kv.free - idle) * size:
+            if kv.reserved(found, target if self.scheduler_reserve_full_isl else found + tokens) > kv.free - idle:
                 break
             state.admit(batch, tokens, found)
             budget -= tokens

@@ -5,9 +5,10 @@ from __future__ import annotations
 from calibrate.cost import CompiledCost, compile_cost
 from calibrate.datasheet import Datasheet
 from calibrate.engine import EngineSpec, resolve_engine
+from calibrate.fixes import require_fit
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.layout import Parallelism
-from calibrate.memory import MemoryPlan, plan_memory
+from calibrate.memory import MemoryPlan
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
 from calibrate.serving import served
@@ -28,4 +29,4 @@ def cost(model: str = "llama-3.1-8b", gpu: str = "h100-sxm", **others: object) -
 
 
 def plan(model: str = "llama-3.1-8b", gpu: str = "h100-sxm", **others: object) -> MemoryPlan:
-    return plan_memory(*parts(model, gpu, **others))  # type: ignore[arg-type]
+    return require_fit(*parts(model, gpu, **others))  # type: ignore[arg-type]

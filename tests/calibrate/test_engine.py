@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.engine import preset_names, resolve_engine
+from calibrate.engine import resolve_engine
 from calibrate.hardware import load_gpu
 from calibrate.layout import Parallelism, check_layout
 from calibrate.models import load_model
+from calibrate.options import family
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import parts
 
@@ -20,7 +21,7 @@ def refusal(**options: object) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("preset", [p for p in preset_names() if p.startswith("vllm-") and p != "vllm-0.6"])
+@pytest.mark.parametrize("preset", [p for p in family("vllm")["presets"] if p != "vllm-0.6"])
 @pytest.mark.parametrize(
     ("gpu", "tokens", "seqs"),
     [("h100-sxm", 8192, 1024), ("h200-sxm", 8192, 1024), ("a100-sxm", 2048, 256), ("l4", 2048, 256),
@@ -58,7 +59,7 @@ def test_unlisted_versions_resolve_downwards() -> None:
     assert "vllm-0.24.1" in engine.notes[0]
     assert parts(MODEL, "l4", preset="vllm-0.19.1")[3].preset == "vllm-0.19"
     assert "older than the oldest" in refusal(preset="vllm-0.5.4")
-    assert "vllm-0.10" in refusal(preset="sglang-0.5")
+    assert "vllm-0.10" in refusal(preset="sglan-0.5")
     assert "engine.preset: missing" in refusal(preset=None)
 
 

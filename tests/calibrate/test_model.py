@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from calibrate.catalog import read
+from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
 from calibrate.models import load_model, model_names
+from calibrate.weights import rank_weights
 from servecast.errors import ServecastError
 
 ENTRIES: dict[str, dict[str, Any]] = read("models")["models"]
@@ -83,14 +85,20 @@ def test_active_parameters() -> None:
     assert load_model("llama-3.1-8b").active_params == load_model("llama-3.1-8b").params
 
 
+def weights(model: ModelSpec, tp: int) -> int:
+    """Bytes of the checkpoint's weights on one of `tp` GPUs: without rotary tables."""
+    found = rank_weights(model, Parallelism(tp))
+    return sum(found.values()) - found["rotary tables"]
+
+
 def test_textbook_sizes() -> None:
     assert load_model("llama-2-7b").kv_bytes_per_token(1) == 512 * 1024  # 0.5 MiB a token
     assert 512 * load_model("llama-3-8b").kv_bytes_per_token(1) == 64 * 2**20
     assert load_model("qwen3-0.6b").kv_bytes_per_token(1) == 114_688
     assert load_model("qwen2.5-7b").kv_bytes_per_token(1) == 57_344
-    assert load_model("llama-3.1-8b").weight_bytes(1) == 2 * 8_030_261_248
+    assert weights(load_model("llama-3.1-8b"), 1) == 2 * 8_030_261_248
     spec = replace(load_model("llama-3.1-8b"), dtype="fp32")
-    assert spec.weight_bytes(1) == 4 * 8_030_261_248
+    assert weights(spec, 1) == 4 * 8_030_261_248
     assert spec.kv_bytes_per_token(1) == 2 * 131_072
     assert replace(spec, dtype="bf16", kv_dtype="fp8").kv_bytes_per_token(1) == 65_536
 
@@ -108,9 +116,9 @@ def test_sharding() -> None:
     assert model.kv_bytes_per_token(16) == model.kv_bytes_per_token(8), "KV heads replicate beyond 8 GPUs"
     for tp in (2, 4, 8):
         norms = (2 * model.layers + 1) * model.hidden * 2
-        assert model.weight_bytes(tp) * tp == model.weight_bytes(1) + (tp - 1) * norms, "only norms are replicated"
+        assert weights(model, tp) * tp == weights(model, 1) + (tp - 1) * norms, "only norms are replicated"
     small = load_model("qwen2.5-0.5b")
-    assert small.weight_bytes(2) > small.weight_bytes(1) / 2
+    assert weights(small, 2) > weights(small, 1) / 2
 
 
 def test_experts_are_sharded_and_routers_replicated() -> None:
@@ -118,7 +126,7 @@ def test_experts_are_sharded_and_routers_replicated() -> None:
     assert model.experts
     norms = 48 * (2 * 2048 + 2 * 128) + 2048
     routers = 48 * 128 * 2048
-    assert model.weight_bytes(4) * 4 == model.weight_bytes(1) + 3 * 2 * (norms + routers)
+    assert weights(model, 4) * 4 == weights(model, 1) + 3 * 2 * (norms + routers)
 
 
 def test_latent_attention_under_tensor_parallelism() -> None:
@@ -127,16 +135,16 @@ def test_latent_attention_under_tensor_parallelism() -> None:
     for name, outputs in replicated.items():
         assert {p.n for p in model.projections(8) if p.name == name} == {outputs}
     kept = 2 * 61 * 512 * 128 * 256  # keys' and values' projections again in 16 bit, of quantised ones
-    assert model.weight_bytes(1) - model.checkpoint_bytes == kept
+    assert weights(model, 1) - model.checkpoint_bytes == kept
     plain = replace(model, quantized=())
-    assert plain.weight_bytes(1) == plain.checkpoint_bytes
+    assert weights(plain, 1) == plain.checkpoint_bytes
     lite = load_model("deepseek-v2-lite")
-    assert lite.weight_bytes(1) == lite.checkpoint_bytes
+    assert weights(lite, 1) == lite.checkpoint_bytes
 
 
 def test_mxfp4_experts_are_padded_as_logged() -> None:
     """vllm-project/vllm#23278: "Model loading took 65.9651 GiB" for gpt-oss-120b on one H100; 60.8 GiB in its files."""
-    assert load_model("gpt-oss-120b").weight_bytes(1) / 2**30 == pytest.approx(65.9651, rel=0.002)
+    assert weights(load_model("gpt-oss-120b"), 1) / 2**30 == pytest.approx(65.9651, rel=0.002)
 
 
 @pytest.mark.parametrize("name", sorted(read("models")["unpriced"]))

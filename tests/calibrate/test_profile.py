@@ -16,7 +16,7 @@ from calibrate.datasheet import Datasheet
 from calibrate.fit import fit_profile
 from calibrate.hardware import load_gpu
 from calibrate.measurements import FAMILIES, Device, Measurements
-from calibrate.profile import FOLDER, MODELS, Profile, load_profile, profile_names
+from calibrate.profile import FOLDER, MODELS, SKEW, Profile, load_profile, profile_names
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import parts
 
@@ -162,3 +162,12 @@ def test_shipped_profiles_are_whole(name: str) -> None:
         assert found.families[family]
         assert family in held_out
     assert all(source.facts["licence"] for source in found.sources)
+
+
+def test_few_experts_are_drawn_at_random() -> None:
+    """And many by a power law, which touches fewer of them in a small batch."""
+    moe = load_profile(FOLDER / "h100-sxm.json")
+    model, rows = moe.families["moe"], np.array([16.0, 90.0])
+    few, many = (4096, 14336, 8, 2, 2), (2048, 768, 128, 8, 1)
+    assert moe.moe_s("bf16", rows, *few).tolist() == model.seconds("bf16", rows, *few, 1, "uniform").tolist()
+    assert moe.moe_s("bf16", rows, *many).tolist() == model.seconds("bf16", rows, *many, 1, SKEW).tolist()

@@ -12,8 +12,9 @@ from calibrate.layout import Parallelism, check_layout
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
 from calibrate.operators import attention_groups
-from calibrate.serving import check_simulated, served
+from calibrate.serving import check_simulated, checked_windows, served
 from calibrate.storage import FORMATS, WIDE_INT8, bitsandbytes, grouped_int
+from calibrate.weights import weight_bytes
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import plan
 
@@ -45,7 +46,7 @@ def test_quantising_while_loading() -> None:
     assert {q.storage for q in model.quantized} == {FORMATS["fp8"]}
     assert {q.kind for q in model.quantized} == {"qkv", "o_proj", "experts"}
     plain = load_model("mixtral-8x7b")
-    assert model.weight_bytes(1) == pytest.approx(plain.weight_bytes(1) / 2, rel=0.01)
+    assert weight_bytes(model, Parallelism(1)) == pytest.approx(weight_bytes(plain, Parallelism(1)) / 2, rel=0.01)
     assert plan("mixtral-8x7b", tp=2, quantization="fp8").kv_bytes > 1.8 * plan("mixtral-8x7b", tp=2).kv_bytes
 
 
@@ -77,16 +78,45 @@ def test_windows_that_never_bind_are_full_attention() -> None:
     assert plan("mistral-7b-v0.1", max_model_len=4096).max_concurrency > 50
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ("gpt-oss-20b", "sliding-window attention: .* max_model_len at most 128 "),
-        ("llama-4-scout", "chunked attention: .* max_model_len at most 8,192 "),
-    ],
-)
-def test_what_cannot_be_simulated_is_said(model: str, reason: str) -> None:
-    with pytest.raises(ServecastError, match=f"^model: '{model}' is not priced yet: {reason}"):
-        plan(model, tp=8)
+def test_windows_of_other_engines_are_refused() -> None:
+    spec = load_model("gpt-oss-20b")
+    engine = resolve_engine({"preset": "vllm-0.19"}, load_gpu("h100-sxm"), spec)
+    checked_windows(served(spec, engine), engine)
+    other = replace(engine, scheduler="another")
+    with pytest.raises(
+        ServecastError, match="as gpt-oss-20b's do, is not simulated yet; with max_model_len at most 128 "
+    ):
+        checked_windows(served(spec, other), other)
+    checked_windows(served(load_model("llama-3-8b"), other), other)
+
+
+def test_a_prefix_cache_that_slides_is_off_or_refused() -> None:
+    """Where nothing slides it stays on: no window binds, all tokens are kept, or the version keeps chunks."""
+
+    def caches(model: str, preset: str = "vllm-0.19", **options: object) -> bool:
+        return resolve_engine(
+            {"preset": preset, **options}, load_gpu("h100-sxm"), load_model(model)
+        ).enable_prefix_caching
+
+    assert not caches("gpt-oss-20b")
+    assert not caches("llama-4-scout", max_model_len=9000)
+    assert caches("llama-4-scout", max_model_len=8192)
+    assert caches("llama-4-scout", "vllm-0.10", max_model_len=9000)
+    assert caches("gpt-oss-20b", disable_hybrid_kv_cache_manager=True)
+    assert not caches("mistral-7b-v0.1", disable_hybrid_kv_cache_manager=True), "it has no other layers"
+    with pytest.raises(ServecastError, match=r"engine\.enable_prefix_caching: .* set it to false, or disable_hybrid"):
+        caches("gpt-oss-20b", enable_prefix_caching=True)
+    with pytest.raises(ServecastError, match=r"disable_hybrid_kv_cache_manager is 1; expected true or false"):
+        caches("gpt-oss-20b", disable_hybrid_kv_cache_manager=1)
+
+
+def test_blocks_of_windows() -> None:
+    """A block holds a group's layers, so there are more of them; a sequence takes one of each group."""
+    hybrid, whole = (plan("gpt-oss-20b", disable_hybrid_kv_cache_manager=off) for off in (False, True))
+    assert [(g.kind, g.layers) for g in hybrid.pool.groups] == [("full", 12), ("window", 12)]
+    assert hybrid.num_gpu_blocks == pytest.approx(2 * whole.num_gpu_blocks, abs=1)
+    assert hybrid.kv_tokens == pytest.approx(whole.kv_tokens, abs=16)
+    assert hybrid.max_concurrency > 1.8 * whole.max_concurrency
 
 
 @pytest.mark.parametrize(

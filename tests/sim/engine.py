@@ -16,6 +16,7 @@ from sim.schedulers.static_batching import StaticBatching
 from sim.source import Desk
 from sim.state import State
 from sim.steplog import CANCELLED, FINISHED, Log
+from sim.windows import ONE, WindowCache
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class LinearCost:
     floor: float = 0.0
     straight: bool = True
     knee: float = 0.0  # KV tokens at which one line ends and an equal one begins
+    windows: tuple[float, ...] = ()  # seconds a token that the layers of each window read
 
     def decode_line(self, decodes, kv_tokens):
         if not self.straight:
@@ -37,23 +39,35 @@ class LinearCost:
         upto = inf if kv_tokens > self.knee else self.knee
         return self.base + self.decode * decodes, self.kv, self.floor, upto
 
-    def step_s(self, chunks, decodes, kv_tokens):
+    def window_lines(self, decodes, seen):
+        return [
+            (0.25 * decodes, each, 0.0, inf if tokens > self.knee else self.knee)
+            for each, tokens in zip(self.windows, seen, strict=True)
+        ]
+
+    def step_s(self, chunks, decodes, kv_tokens, seen=()):
         a = self.base + self.decode * decodes
         if chunks:
             a += sum(self.token * q + self.attention * q * (context + q) for q, context in chunks)
-        return max(self.floor, a + self.kv * kv_tokens)
+        a += self.kv * kv_tokens
+        for each, tokens in zip(self.windows, seen, strict=True):
+            a += 0.25 * decodes + each * tokens
+        return max(self.floor, a)
 
 
 NO_TIME = FrontEndTime(0.0, 0.0)
 
 
 def simulate(
-    policy, cost, num_blocks, block_size, asynchronous, source, front_end=NO_TIME, max_model_len=10**9, kv=None
-):
+    policy, cost, num_blocks, block_size, asynchronous, source, front_end=NO_TIME, max_model_len=10**9, kv=None,
+    tables=ONE,
+):  # fmt: skip
     """Run `source` on one replica; (the replica, its log). The invariants have been checked."""
     clock, log = Clock(), Log()
-    kv = kv or policy.cache(num_blocks, block_size)
-    state = State(kv, policy.by_priority)
+    if kv is None:
+        windows = WindowCache(num_blocks, block_size, tables) if tables.windows else None
+        kv = windows or policy.cache(num_blocks, block_size)
+    state = State(kv, policy.by_priority, tables)
     replica = Replica(
         0, clock, state, policy, cost, log, source.on_finish, max_model_len=max_model_len, asynchronous=asynchronous
     )
@@ -61,12 +75,16 @@ def simulate(
     clock.process(source.start(clock, Desk(front.submit, lambda request: front.cancel(request, clock.now))))
     clock.run()
     assert len(log.requests) == source.total
-    check_invariants(log, policy, num_blocks)
+    check_invariants(log, policy, num_blocks, bool(tables.windows))
     assert kv.free == kv.usable
     if isinstance(kv, PrefixCache):
         check_cache(kv)
     assert (state.decodes.count, state.decodes.kv_tokens, sum(state.decodes.phases)) == (0, 0, 0)
     assert not any((state.running, state.waiting, state.prefilling, front.in_flight))
+    if state.windows is not None:
+        state.windows.advance(0)
+        assert not any((*state.windows.seen, *state.windows.growing, *state.windows._slides))
+        assert state.windows.next_crossing < 0
     return replica, log
 
 
@@ -80,7 +98,7 @@ def check_cache(kv):
     assert all(run.content == content for content, runs in kv._runs.items() for run in runs)
 
 
-def check_invariants(log, policy, num_blocks):
+def check_invariants(log, policy, num_blocks, windows=False):
     """Causality, a monotone clock, budgets, and conservation of tokens and blocks."""
     requests, steps = log.requests.table(), log.steps.table()
     done = np.isin(requests["outcome"], FINISHED)
@@ -96,7 +114,8 @@ def check_invariants(log, policy, num_blocks):
     assert (steps["running"] <= getattr(policy, "max_num_seqs", np.inf)).all()
     assert (steps["prefill_tokens"] + steps["decodes"] > 0).all()
     assert np.isfinite(steps["end_s"]).all()
-    assert (steps["kv_blocks"] <= steps["kv_blocks_end"]).all()
+    assert windows or (steps["kv_blocks"] <= steps["kv_blocks_end"]).all()
+    assert (steps["kv_blocks"] <= num_blocks - 1).all()
     assert (steps["kv_blocks_end"] <= num_blocks - 1).all()
     served = requests["outcome"] <= CANCELLED
     in_vain = steps["output_tokens"].sum() - requests["output_tokens"][served].sum()

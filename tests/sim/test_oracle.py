@@ -15,6 +15,7 @@ from sim.prefixcache import PrefixCache
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
 from sim.steplog import CANCELLED
+from sim.windows import ONE
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.oracle import Naive, oracle
 from workloads.content import content_of
@@ -44,6 +45,7 @@ def same(
     front_end=(0.0, 0.0),
     content=None,
     blank_first=False,
+    tables=ONE,
 ):
     """Run both engines and compare everything that they share.
 
@@ -65,7 +67,7 @@ def same(
         for r, tokens in zip(naive, begins, strict=True):
             r.begins = tokens
     naive_engine = oracle(
-        policy, cost, num_blocks, block_size, asynchronous, *front_end, content is not None, blank_first
+        policy, cost, num_blocks, block_size, asynchronous, *front_end, content is not None, blank_first, tables
     )
     if concurrency is not None:
         source = ClosedLoop(concurrency, Requests(*columns))
@@ -85,7 +87,9 @@ def same(
         source = OpenLoop(arrival_s, Requests(*columns))
         first, follow_up = naive, lambda r, now: None
     sent = naive_engine.run(first, follow_up)
-    replica, log = simulate(policy, cost, num_blocks, block_size, asynchronous, source, FrontEndTime(*front_end), kv=kv)
+    replica, log = simulate(
+        policy, cost, num_blocks, block_size, asynchronous, source, FrontEndTime(*front_end), kv=kv, tables=tables
+    )
     rows, steps = log.requests.table(), log.steps.table()
     order = np.argsort(rows["id"])
     got = {c: rows[c][order].tolist() for c in rows}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sim.schedulers.tensorrt_llm import TensorrtLlm
 from tests.sim.engine import LinearCost
 from tests.sim.test_oracle import same
+from tests.sim.test_prefixcache import contents
 
 
 @st.composite
@@ -42,19 +43,19 @@ def scenarios(draw):
     return policy, cost, num_blocks, block_size, draw(st.booleans()), requests
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(scenarios())
 def test_open_loops_equal_the_oracle(scenario):
     same(*scenario)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(scenarios(), st.integers(1, 6))
 def test_closed_loops_equal_the_oracle(scenario, concurrency):
     same(*scenario, concurrency=concurrency)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(scenarios(), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(scenario, data):
     n = len(scenario[-1])
@@ -63,6 +64,15 @@ def test_sessions_and_clients_that_give_up_equal_the_oracle(scenario, data):
     patience = st.sampled_from([1.0, 2.5, 0.6875, inf, inf]) | st.floats(0.01, 60)
     patience_s = data.draw(st.none() | st.lists(patience, min_size=n, max_size=n))
     same(*scenario, think_s=think_s, patience_s=patience_s)
+
+
+@settings(max_examples=150, deadline=None)
+@given(scenarios(), st.data())
+def test_prefix_caches_equal_the_oracle(scenario, data):
+    prompts = [prompt for _, prompt, *_ in scenario[-1]]
+    rows = st.lists(st.lists(st.integers(0, 1), max_size=13), min_size=len(prompts), max_size=len(prompts))
+    content = contents(prompts, data.draw(rows), data.draw(st.sampled_from([1, 2, 3, 4, 8])), data.draw(st.booleans()))
+    same(*scenario, content=content)
 
 
 def run(policy, requests, num_blocks=100):

@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,11 @@ import pytest
 from sim.prefixcache import PrefixCache
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import OpenLoop, Requests
+from sim.windows import Tables, Window
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.test_oracle import expand
 from tests.sim.test_prefixcache import contents
+from tests.sim.test_windows import bound
 from workloads.content import content_of
 
 ROOT = os.environ.get("SERVECAST_VLLM_SOURCES")
@@ -82,12 +85,35 @@ def shared(seed, rows):
     return contents([prompt for _, prompt, *_ in rows], ids, r.choice([1, 2, 3, 8, 64]), r.random() < 0.5)
 
 
+def windowed(seed, version, setting, rows):
+    """The setting with layers with windows, and their block tables."""
+    r = random.Random(seed)
+    policy, cost, num_blocks, block_size, asynchronous = setting
+    in_flight, windows = policy.max_num_batched_tokens * (1 + asynchronous), []
+    for _ in range(r.choice([1, 1, 2])):
+        size, chunked = r.choice([1, 2, r.randint(1, 24), 64]), r.random() < 0.4
+        most = bound(size, chunked, block_size, in_flight)
+        windows.append(Window(size, chunked, r.randint(1, 3), most))
+    newest = minor_of(version) >= 32
+    admission = "step" if not policy.scheduler_reserve_full_isl else "window" if newest else "prompt"
+    tables = Tables(r.randint(0, 2), tuple(windows), admission, newest and asynchronous)
+    longest = max(prompt + output for _, prompt, output, *_ in rows)
+    num_blocks = 1 + tables.count * -(-longest // block_size) + r.choice([0, 1, 2, r.randint(0, 10), 1000])
+    cost = replace(cost, windows=tuple(r.choice([0.0, 0.001]) for _ in windows))
+    return (policy, cost, num_blocks, block_size, asynchronous), tables
+
+
 def main(version):
     from tests.sim.vllm_sources import Vllm
 
     vllm, preemptions, hits = Vllm(Path(ROOT or "") / version), 0, 0
     for seed in range(CASES):
         *setting, rows = case(seed, version)
+        columns = [np.array(c) for c in zip(*rows, strict=True)]
+        sent = OpenLoop(columns[0].astype(float), Requests(*columns[1:4], None, columns[4]))
+        within, tables = windowed(seed, version, setting, rows)
+        theirs, steps = vllm.run(*within, rows, tables=tables)
+        preemptions += compare(seed, theirs, steps, simulate(*within, sent, tables=tables)[1])
         columns = [np.array(c) for c in zip(*rows, strict=True)]
         prefix, begins = shared(seed, rows)
         paths = content_of(prefix, columns[1], setting[3]).path
@@ -110,8 +136,13 @@ def compare(seed, theirs, steps, log):
     assert ours["preemptions"][order].tolist() == [r.preempted for r in theirs], seed
     assert ours["cached_tokens"][order].tolist() == [r.cached for r in theirs], seed
     mine = list(expand(log.steps.table()))
-    assert [m[1:] for m in mine] == [s[1:] for s in steps], seed
+    assert [m[1:] for m in mine] == [s[1:4] for s in steps], seed
     assert all(m[0] in (None, s[0]) for m, s in zip(mine, steps, strict=True)), seed
+    rows = log.steps.table()
+    last = np.cumsum(rows["steps"]).astype(int) - 1
+    used = np.array([s[4] for s in steps])
+    assert rows["kv_blocks_end"].tolist() == used[last].tolist(), seed
+    assert rows["kv_blocks"].tolist() == used[last + 1 - rows["steps"].astype(int)].tolist(), seed
     return sum(r.preempted for r in theirs)
 
 

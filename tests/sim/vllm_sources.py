@@ -1,9 +1,9 @@
 """Runs vLLM's own scheduler sources, when they are at hand, on a stage set for them.
 
 `SERVECAST_VLLM_SOURCES` names a folder with unpacked wheels, one a version (`0.19.1/vllm/v1/core/sched/scheduler.py`).
-Real: `Scheduler`, `AsyncScheduler`, their queues and outputs, and for prefix caching the `KVCacheManager` with all
-below it. Ours: every other module (a mock), a request without token ids, without prefix caching a KV manager that only
-counts blocks, and the engine core's loop with one batch in flight, or two.
+Real: `Scheduler`, `AsyncScheduler`, their queues and outputs, and for prefix caching and windows the `KVCacheManager`
+with all below it. Ours: every other module (a mock), a request without token ids, without these two a KV manager that
+only counts blocks, and the engine core's loop with one batch in flight, or two.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import types
 from collections import deque
 from pathlib import Path
 from unittest.mock import MagicMock
+
+from sim.windows import ONE
 
 CORE = "vllm.v1.core"
 SCHED = f"{CORE}.sched"
@@ -267,9 +269,14 @@ class Vllm:
         self.scheduler = importlib.import_module(f"{SCHED}.scheduler")
         self.asynchronous = importlib.import_module(f"{SCHED}.async_scheduler")
         self.manager = importlib.import_module(f"{CORE}.kv_cache_manager").KVCacheManager
-        attention = importlib.import_module(f"{CORE}.single_type_kv_cache_manager").FullAttentionManager
+        managers = importlib.import_module(f"{CORE}.single_type_kv_cache_manager")
+        kinds = {
+            "FullAttentionSpec": managers.FullAttentionManager,
+            "SlidingWindowSpec": managers.SlidingWindowManager,
+            "ChunkedLocalAttentionSpec": managers.ChunkedLocalAttentionManager,
+        }
         registry = importlib.import_module("vllm.v1.kv_cache_spec_registry").KVCacheSpecRegistry  # 0.32 asks it
-        registry.get_manager_class = lambda spec, role: attention
+        registry.get_manager_class = lambda spec, role: kinds[type(spec).__name__]
         self.queues = importlib.import_module(f"{SCHED}.request_queue")
 
     @staticmethod
@@ -278,25 +285,36 @@ class Vllm:
         module.__dict__.update(members, __getattr__=lambda _: MagicMock())
         sys.modules[name] = module
 
-    def caching(self, num_blocks, block_size):
-        """vLLM's own KVCacheManager, with prefix caching, for one kind of attention."""
+    def kv_manager(self, num_blocks, block_size, caching, tables):
+        """vLLM's own KVCacheManager, with or without prefix caching, for all of a model's block tables."""
         interface = sys.modules["vllm.v1.kv_cache_interface"]
-        spec = interface.FullAttentionSpec(
-            block_size=block_size, dcp_sharded=False, prefix_cacheable=True, sliding_window=None,
-            attention_chunk_size=None, storage_block_size=block_size, page_size_bytes=1,
-        )  # fmt: skip
-        group = types.SimpleNamespace(
-            kv_cache_spec=spec, is_eagle_group=False, layer_names=[], role=None, enable_caching=True
-        )
+        facts = {
+            "block_size": block_size, "dcp_sharded": False, "prefix_cacheable": True, "sliding_window": None,
+            "attention_chunk_size": None, "storage_block_size": block_size, "page_size_bytes": 1,
+            "extra_retained_tokens": 0, "prefix_replay_tokens": 0,
+        }  # fmt: skip
+        specs = [interface.FullAttentionSpec(**facts)] * tables.full
+        for window in tables.windows:
+            kind = interface.ChunkedLocalAttentionSpec if window.chunked else interface.SlidingWindowSpec
+            facts["attention_chunk_size" if window.chunked else "sliding_window"] = window.size
+            spec = kind(**facts)
+            spec.max_admission_blocks_per_request = lambda most=window.most, **_: most
+            specs += [spec] * window.tables
+        groups = [
+            types.SimpleNamespace(
+                kv_cache_spec=spec, is_eagle_group=False, layer_names=[], role=None, enable_caching=caching
+            )
+            for spec in specs
+        ]
         config = types.SimpleNamespace(
-            num_blocks=num_blocks, kv_cache_groups=[group], has_mamba_layers=False, kv_cache_tensors=[],
+            num_blocks=num_blocks, kv_cache_groups=groups, has_mamba_layers=False, kv_cache_tensors=[],
             needs_kv_cache_zeroing=False, prefix_cache_retention_interval=None,
         )  # fmt: skip
         known = inspect.signature(self.manager).parameters
-        options = {"hash_block_size": block_size, "scheduler_block_size": block_size, "enable_caching": True}
+        options = {"hash_block_size": block_size, "scheduler_block_size": block_size, "enable_caching": caching}
         return self.manager(config, 10**9, **{name: value for name, value in options.items() if name in known})
 
-    def build(self, policy, num_blocks, block_size, asynchronous, caching):
+    def build(self, policy, num_blocks, block_size, asynchronous, caching, tables):
         """A scheduler with `policy`'s options and everything else off, but perhaps prefix `caching`."""
         kind = self.asynchronous.AsyncScheduler if asynchronous else self.scheduler.Scheduler
         kind.make_stats = lambda *args, **kwargs: None
@@ -341,8 +359,8 @@ class Vllm:
             async_scheduling=asynchronous,
         )
         it.kv_cache_manager = (
-            self.caching(num_blocks, block_size)
-            if caching
+            self.kv_manager(num_blocks, block_size, caching, tables)
+            if caching or tables.windows
             else CountingKV(num_blocks, block_size, 2 if self.newest else 1)
         )
         it.kv_cache_config = types.SimpleNamespace(kv_cache_groups=[1])
@@ -355,12 +373,14 @@ class Vllm:
         it.spec_decode_metrics_level, it._spec_token_placeholders = "none", []
         return it
 
-    def run(self, policy, cost, num_blocks, block_size, asynchronous, requests, begins=None):
-        """(requests, steps as (end, decodes, KV, prefill tokens)) of (arrival, prompt, output, cap, priority) rows.
+    def run(self, policy, cost, num_blocks, block_size, asynchronous, requests, begins=None, tables=ONE):
+        """(requests, steps as (end, decodes, KV, prefill tokens, blocks in use)) of (arrival, prompt, output, cap,
+        priority) rows.
 
-        `begins`: the tokens that each prompt begins with, for prefix caching.
+        `begins`: the tokens that each prompt begins with, for prefix caching. Blocks are those of vLLM's own manager,
+        where it runs, as the naive engine counts them.
         """
-        it = self.build(policy, num_blocks, block_size, asynchronous, begins is not None)
+        it = self.build(policy, num_blocks, block_size, asynchronous, begins is not None, tables)
         everyone = [
             VllmRequest(i, *row, None if begins is None else begins[i], block_size) for i, row in enumerate(requests)
         ]
@@ -377,11 +397,13 @@ class Vllm:
                 now = max(now, arrivals[0].arrival_s)
             while arrivals and arrivals[0].arrival_s <= now:
                 it.add_request(arrivals.popleft())
+            if flight and flight[0][2]:
+                steps[-1] = (*steps[-1][:4], self._used(it, num_blocks))
             if has_requests():
-                batch = self._step(it, everyone, cost, max(now, busy_until), asynchronous)
+                batch = self._step(it, everyone, cost, max(now, busy_until), asynchronous, tables)
                 if batch[2]:
                     busy_until = batch[0]
-                    steps.append(batch[0:1] + batch[4])
+                    steps.append((batch[0], *batch[4], self._used(it, num_blocks)))
                 flight.appendleft(batch)
                 more = batch[2] and flight[-1][0] > now
                 if self.newest:
@@ -397,7 +419,13 @@ class Vllm:
                     r.token_s.append(now)
 
     @staticmethod
-    def _step(it, everyone, cost, start, asynchronous):
+    def _used(it, num_blocks):
+        manager = it.kv_cache_manager
+        free = manager.free_blocks if isinstance(manager, CountingKV) else manager.block_pool.get_num_free_blocks()
+        return num_blocks - 1 - free
+
+    @staticmethod
+    def _step(it, everyone, cost, start, asynchronous, tables):
         """Plan one step and price it: (end, scheduler output, request ids, tokens, (decodes, KV, prefill tokens))."""
         before = {r.request_id: (r.num_computed_tokens, r.num_output_placeholders) for r in everyone}
         running = {r.request_id for r in it.running}
@@ -421,5 +449,6 @@ class Vllm:
             position = r.num_output_tokens + (r.num_output_placeholders if asynchronous else 1)
             tokens.append([EOS if position == r.output < r.max_tokens else OTHER] if yields else [])
         shape = len(kv), sum(kv), sum(n for n, _ in chunks)
-        end = start + cost.step_s(chunks, len(kv), sum(kv)) if tokens else start
+        seen = tuple(sum(map(window.seen, kv)) for window in tables.windows)
+        end = start + cost.step_s(chunks, len(kv), sum(kv), seen) if tokens else start
         return end, output, list(output.num_scheduled_tokens), tokens, shape

@@ -8,6 +8,7 @@ from tests.sim.oracle.mlc import MlcLlm
 from tests.sim.oracle.orca import Orca
 from tests.sim.oracle.parts import Naive
 from tests.sim.oracle.sarathi import SarathiServe
+from tests.sim.oracle.sglang import Sglang
 from tests.sim.oracle.static_batching import StaticBatching
 from tests.sim.oracle.tensorrt_llm import TensorrtLlm
 from tests.sim.oracle.tgi import Tgi
@@ -17,6 +18,7 @@ from tests.sim.oracle.vllm_v1 import VllmV1
 __all__ = ["Naive", "oracle"]
 
 COUNTERPARTS = {
+    "sglang": Sglang,
     "tensorrt-llm": TensorrtLlm,
     "vllm-v1": VllmV1,
     "vllm-v0": VllmV0,

@@ -10,18 +10,20 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 
+from sim.windows import ONE
 from tests.sim.oracle.parts import Blocks, Naive, NaiveStep
 
 
 class Oracle:
     def __init__(
         self, policy, cost, num_blocks, block_size, asynchronous, request_s=0.0, prompt_token_s=0.0,
-        caching=False, blank_first=False,
+        caching=False, blank_first=False, tables=ONE,
     ):  # fmt: skip
+        self.tables = tables
         self.request_s, self.prompt_token_s, self.tokenised_s = request_s, prompt_token_s, 0.0
         self.policy, self.cost = policy, cost
         self.size, self.depth = block_size, 2 if asynchronous else 1
-        self.kv = Blocks(num_blocks, block_size, caching, blank_first)
+        self.kv = Blocks(num_blocks, block_size, caching, blank_first, tables)
         self.waiting: deque[Naive] = deque()
         self.running: list[Naive] = []
         self.steps: list[NaiveStep] = []
@@ -80,6 +82,7 @@ class Oracle:
     def schedule(self, r, n):
         before = r.computed
         r.computed += n
+        r.in_flight += n
         self.kv.take(r)
         self.kv.register(r, min(r.computed, r.prompt + r.out))
         yields = r.computed == r.prompt + r.out + r.placeholders
@@ -133,15 +136,17 @@ class Oracle:
             batch = flight.popleft()
             chunks = [(n, before) for _, n, before, decode, _, _ in batch if not decode]
             kv = [before for _, _, before, decode, _, _ in batch if decode]
-            start, t = t, t + self.cost.step_s(chunks, len(kv), sum(kv))
+            seen = tuple(sum(c % w.size if w.chunked else min(c, w.size) for c in kv) for w in self.tables.windows)
+            start, t = t, t + self.cost.step_s(chunks, len(kv), sum(kv), seen)
             named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
-            self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv), used.popleft()))
+            self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv), seen, used.popleft()))
             self.arrive(arrivals, front, t)
             gone = [r for r in (*self.running, *self.waiting) if r.gives_up_s < t]
             for r in sorted(gone, key=lambda r: (r.gives_up_s, r.arrival_s, r.id)):
                 r.done, r.cancelled_s = True, r.gives_up_s
                 self.leave(r)
-            for r, _, _, _, yields, preemptions in batch:
+            for r, n, _, _, yields, preemptions in batch:
+                r.in_flight -= n
                 r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
                 if not yields or r.done:
                     continue

@@ -11,10 +11,13 @@ class Blocks:
     """Physical blocks: the queue of free ones, who holds each, and what the registered ones hold, all before included.
 
     `caching` False: nothing is registered. `blank_first`: given back unregistered, they go to the front of the queue.
+    Requests hold a list of blocks for each of their layers' `tables`; None is a block that was passed by its window.
     """
 
-    def __init__(self, num_blocks, size, caching, blank_first):
+    def __init__(self, num_blocks, size, caching, blank_first, tables):
         self.size, self.caching, self.blank_first = size, caching, blank_first
+        self.kinds = [None] * tables.full + [w for w in tables.windows for _ in range(w.tables)]
+        self.late = tables.late
         self.queue = deque(range(1, num_blocks))
         self.holders = [0] * num_blocks
         self.content = [None] * num_blocks
@@ -40,32 +43,55 @@ class Blocks:
             if not self.holders[b]:
                 self.queue.remove(b)
             self.holders[b] += 1
-        r.blocks = list(found)
+        r.tables = [list(found), *([] for _ in self.kinds[1:])]
+
+    def slide(self, r):
+        """`r` gives back what none of its windows reaches any more."""
+        computed = r.computed - (r.in_flight if self.late else 0)
+        for window, blocks in zip(self.kinds, r.tables, strict=True):
+            if window is not None and window.chunked:
+                unread = computed // window.size * window.size
+            else:
+                unread = 0 if window is None else computed - window.size + 1
+            for i in range(max(unread, 0) // self.size):
+                if blocks[i] is not None:
+                    self.drop([blocks[i]])
+                    blocks[i] = None
+
+    def need(self, r, tokens):
+        """How many blocks `r` lacks to compute up to `tokens` tokens."""
+        return sum(max(0, -(-tokens // self.size) - len(blocks)) for blocks in r.tables)
 
     def take(self, r):
         """As many new blocks as `r` needs for what is computed with this step, or reserved."""
-        while len(r.blocks) * self.size < max(r.computed, r.reserved):
-            b = self.queue.popleft()
-            if self.content[b] is not None:
-                self.content[b] = None
-                self.order.remove(b)
-            self.holders[b] = 1
-            r.blocks.append(b)
+        for blocks in r.tables:
+            while len(blocks) * self.size < max(r.computed, r.reserved):
+                b = self.queue.popleft()
+                if self.content[b] is not None:
+                    self.content[b] = None
+                    self.order.remove(b)
+                self.holders[b] = 1
+                blocks.append(b)
 
     def register(self, r, tokens):
         for i in range(tokens // self.size if self.caching else 0):
-            if self.content[r.blocks[i]] is None:
-                self.content[r.blocks[i]] = tuple(r.tokens()[: (i + 1) * self.size])
-                self.order.append(r.blocks[i])
+            b = r.tables[0][i]
+            if self.content[b] is None:
+                self.content[b] = tuple(r.tokens()[: (i + 1) * self.size])
+                self.order.append(b)
 
     def give_back(self, r):
+        for blocks in r.tables:
+            self.drop([b for b in reversed(blocks) if b is not None])
+        r.tables = []
+
+    def drop(self, blocks):
         blank = []
-        for b in reversed(r.blocks):
+        for b in blocks:
             self.holders[b] -= 1
             if not self.holders[b]:
                 (blank if self.blank_first and self.content[b] is None else self.queue).append(b)
         self.queue.extendleft(reversed(blank))
-        r.blocks = []
 
 
 @dataclass(eq=False)
@@ -89,7 +115,8 @@ class Naive:
     done: bool = False
     cancelled_s: float | None = None
     begins: list[object] = field(default_factory=list)  # tokens that its prompt begins with; the others are its own
-    blocks: list[int] = field(default_factory=list)
+    tables: list[list[int | None]] = field(default_factory=list)  # of blocks
+    in_flight: int = 0  # tokens of steps that are not over
     cached: int | None = None  # tokens found when it was first admitted
 
     def tokens(self):
@@ -112,4 +139,5 @@ class NaiveStep:
     chunks: list[tuple[int, int, int]]
     decodes: int
     kv_tokens: int
+    seen: tuple[int, ...]  # of these, what the layers of each window read
     used: int  # blocks, once it was planned and what ended before it has been given back

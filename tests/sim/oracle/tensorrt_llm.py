@@ -29,7 +29,7 @@ class TensorrtLlm(Oracle):
 
     def guaranteed_no_evict(self, active):
         fitting = [r for r in active if r in self.running and r.decoding]
-        available = self.free - sum(self.blocks(r.promised) - len(r.blocks) for r in self.running)
+        available = self.free - sum(self.blocks(r.promised) - len(r.tables[0]) for r in self.running)
         for r in active:
             if r.decoding:
                 continue

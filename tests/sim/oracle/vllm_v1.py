@@ -18,9 +18,9 @@ class VllmV1(Oracle):
             if r.out + r.placeholders >= r.cap:
                 continue  # its last token is in flight
             n = min(r.prompt + r.out + r.placeholders - r.computed, limit, budget)
-            need = self.blocks(r.computed + n) - self.blocks(r.computed)
+            self.kv.slide(r)
             victim = None
-            while need > self.free and victim is not r:
+            while self.kv.need(r, r.computed + n) > self.free and victim is not r:
                 victim = max(self.running, key=lambda x: x.rank) if p.by_priority else self.running[-1]
                 at = self.running.index(victim)
                 del self.running[at]
@@ -46,8 +46,15 @@ class VllmV1(Oracle):
             n = min(n, budget)
             idle = sum(not self.kv.holders[b] for b in found)  # they are free, but not for others
             last = r.prompt + r.out if p.scheduler_reserve_full_isl else cached + n
-            if self.blocks(last) - len(found) + idle > self.free:
+            if self.reserved(last) - len(found) + idle > self.free:
                 break
             budget -= n
             batch.append(self.admit(n, found))
         return batch
+
+    def reserved(self, last):
+        """The blocks of a sequence of `last` tokens that must be free, or found, to admit it."""
+        windows, blocks = self.tables.windows, self.blocks(last)
+        if self.tables.admission == "window":
+            return self.tables.full * blocks + sum(w.tables * min(blocks, w.most) for w in windows)
+        return self.tables.count * blocks

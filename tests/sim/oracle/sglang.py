@@ -1,0 +1,148 @@
+"""SGLang: `running_batch`, `last_batch` and `chunked_req` as its scheduler keeps them, and PrefillAdder's counters."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sim.schedulers.sglang import CLIP, DECAY_STEPS, INITIAL, LEAST, LPM_QUEUE, RETRACT_STEPS
+from tests.sim.oracle.engine import Oracle
+
+
+class Sglang(Oracle):
+    def __init__(self, policy, *args, **kwargs):
+        super().__init__(policy, *args, **kwargs)
+        self.batch_is_full = False
+        self.decoding = []  # running_batch.reqs: those that finished stay until it is filtered
+        self.last = None  # reqs of the last batch, if it held prompts
+        self.chunked = None
+        self.initial = min(INITIAL * policy.schedule_conservativeness, 1.0)
+        self.least = min(self.initial * LEAST, 1.0)
+        self.start, self.decays = self.initial, 0
+
+    def left(self, r):
+        return r.prompt + r.out + r.placeholders - r.computed
+
+    @property
+    def ratio(self):
+        return max(self.start - self.decays * (self.initial - self.least) / DECAY_STEPS, min(self.start, self.least))
+
+    def plan(self):
+        if self.chunked is not None and self.chunked.done:
+            self.chunked = None
+        if self.last is not None:
+            alive = [r for r in self.last if not r.done and r is not self.chunked]
+            if len(alive) < len(self.last):
+                self.batch_is_full = False
+            self.decoding += alive
+            self.last = None
+        batch = self.prefill()
+        if not batch:
+            batch = self.decode()
+        return batch
+
+    def prefill(self):
+        p = self.policy
+        if (self.batch_is_full or not self.waiting) and self.chunked is None:
+            return []
+        places = p.max_running_requests - len(self.decoding)
+        if places <= 0 and self.chunked is not None:
+            self.batch_is_full = True
+            return []
+        if p.schedule_policy == "lpm" and len(self.waiting) <= LPM_QUEUE:
+            self.waiting = deque(sorted(self.waiting, key=lambda r: -len(self.kv.find(r))))
+        mixes = p.enable_mixed_chunk and p.chunked_prefill_size > 0
+        mixed = len(self.decoding) if mixes else 0
+        self.cur_rem = self.free * self.size - mixed
+        self.rem_total = self.cur_rem - self.ratio * sum(min(r.cap - r.out, CLIP) for r in self.decoding if not r.done)
+        self.rem_input = p.max_prefill_tokens - mixed
+        self.rem_chunk = p.chunked_prefill_size - mixed if p.chunked_prefill_size > 0 else float("inf")
+        batch, more = [], None
+        if self.chunked is not None:
+            r = self.chunked
+            rem = min(self.rem_chunk, int(self.rem_total))
+            n = min(self.left(r), rem if rem > 0 else self.rem_chunk)
+            self.chunked = r if n < self.left(r) else None
+            self.spend(n, min(r.cap, CLIP) if self.chunked is None else 0)
+            batch.append(self.schedule(r, n))
+        while self.waiting and more != "stop":
+            if len(batch) >= places:
+                self.batch_is_full = True
+            if self.batch_is_full:
+                break
+            more = self.add_one(batch)
+            if more == "no token":
+                self.batch_is_full = True
+        if batch:
+            self.last = [entry[0] for entry in batch]
+            if p.enable_mixed_chunk:
+                self.decoding = [r for r in self.decoding if not r.done]
+                self.last += self.decoding
+                batch += [self.schedule(r, 1) for r in self.decoding]
+                self.decoding = []
+        return batch
+
+    def add_one(self, batch):
+        r = self.waiting[0]
+        found = self.kv.find(r)
+        n = r.prompt + r.out - len(found) * self.size
+        total = n + min(max(r.cap - r.out, 0), CLIP)
+        locked = sum(not self.kv.holders[b] for b in found) * self.size
+        if total >= self.rem_total:
+            return "no token"
+        if self.blocks(n) * self.size >= self.rem_input and batch:
+            return "stop"
+        if total >= self.rem_total - locked:
+            return "no token"
+        later = min(r.cap, CLIP)
+        if self.blocks(n) * self.size > self.rem_chunk:
+            n, later = self.rem_chunk // self.size * self.size, 0
+            if n <= 0:
+                return "stop"
+            self.chunked = r
+        self.rem_total -= locked
+        self.cur_rem -= locked
+        self.spend(n, later)
+        batch.append(self.admit(n, found))
+        if self.rem_total <= 0 or self.cur_rem <= 0:
+            return "no token"
+        return "stop" if self.rem_input <= 0 or self.rem_chunk <= 0 else None
+
+    def spend(self, n, later):
+        n = self.blocks(n) * self.size
+        self.rem_total -= n + later
+        self.cur_rem -= n
+        self.rem_input -= n
+        self.rem_chunk -= n
+
+    def decode(self):
+        before = len(self.decoding)
+        self.decoding = [r for r in self.decoding if not r.done]
+        if not self.decoding:
+            self.batch_is_full = False
+            if self.running:
+                return []
+            self.start, self.decays = self.initial, 0  # idle
+            return self.prefill()
+        if self.needed() > self.free:
+            self.retract()
+        else:
+            self.decays += 1
+        if len(self.decoding) < before:
+            self.batch_is_full = False
+        return [self.schedule(r, 1) for r in self.decoding]
+
+    def needed(self):
+        return sum(self.blocks(r.computed + 1) - self.blocks(r.computed) for r in self.decoding)
+
+    def retract(self):
+        order = sorted(self.decoding, key=lambda r: (r.out, -r.prompt), reverse=True)
+        first = True
+        while len(order) > 1 and (first or self.needed() > self.free):
+            first = False
+            r = order.pop()
+            self.decoding.remove(r)
+            self.running.remove(r)
+            self.preempt(r)
+            self.waiting.rotate(-1)
+        out, caps = sum(r.out for r in self.decoding), sum(r.cap for r in self.decoding)
+        self.start, self.decays = min(1.0, (out + RETRACT_STEPS * len(self.decoding)) / (caps + 1)), 0
