@@ -27,9 +27,13 @@ class Tgi(Scheduler):
 
     cache = ReservedToTheEnd
     reserves = True
+    longest_prompt: int = field(init=False)
 
     _since: int = field(default=0, init=False)  # the decode step before which somebody joined last
     _joined: bool = field(default=False, init=False)  # in the last pass, to those who were decoding
+
+    def __post_init__(self) -> None:
+        self.longest_prompt = self.max_batch_prefill_tokens  # as max_input_tokens may be at most
 
     def plan(self, state: State) -> Batch:
         """The next pass."""

@@ -37,6 +37,12 @@ def test_a_preset_runs_and_is_written_down_in_its_own_words(preset):
     assert servecast.simulate(again).summary()["mean_e2el_ms"] == summary["mean_e2el_ms"]
 
 
+def test_tgi_rejects_prompts_that_no_pass_can_hold():
+    summary = servecast.simulate(scenario("tgi-3", max_batch_prefill_tokens=1000)).summary()
+    assert 0 < summary["rejected"] < 50
+    assert summary["completed"] + summary["rejected"] == 150
+
+
 def test_request_level_batching_makes_them_wait():
     """Orca's point: whoever comes during a batch waits for its longest answer."""
     static, orca = (
