@@ -39,7 +39,10 @@ class Tgi(Scheduler):
         """The next pass."""
         batch, decodes = Batch(), state.decodes
         if not decodes.count:
-            self._since, self._joined = decodes.step, False
+            self._since, self._joined = (
+                decodes.step + 1,
+                False,
+            )  # this pass counts as one that decodes, though none does
             self._join(state, batch, 0)
             return batch
         waited = 1 + decodes.step - self._since

@@ -88,7 +88,7 @@ POLICIES = pytest.mark.parametrize("make", [vllm_v0, sarathi, orca, static, llam
 
 
 @POLICIES
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_open_loops_equal_the_oracle(make, data):
     same(*data.draw(scenarios(make)))
@@ -122,3 +122,9 @@ def test_no_policy_of_ours_makes_a_plan_that_the_audit_objects_to(make, data):
     columns = [np.array([r[i] for r in requests]) for i in (1, 2, 3)]
     source = OpenLoop(np.array([float(r[0]) for r in requests]), Requests(*columns))
     simulate(Audited(policy, "ours", 10**6, 10**6), cost, num_blocks, block_size, asynchronous, source)
+
+
+def test_tgi_counts_its_patience_from_the_first_pass():
+    """A batch that was formed while nobody decoded is one pass old when it decodes first."""
+    requests = [(0.0, 1, 2, 2)] * 2 + [(0.0, 1, 1, 1)] * 12 + [(0.0, 1, 1, 6)]
+    same(Tgi(12, 1.2, 2, None), LinearCost(kv=0.0), 8, 1, False, requests)
