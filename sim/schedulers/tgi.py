@@ -39,10 +39,7 @@ class Tgi(Scheduler):
         """The next pass."""
         batch, decodes = Batch(), state.decodes
         if not decodes.count:
-            self._since, self._joined = (
-                decodes.step + 1,
-                False,
-            )  # this pass counts as one that decodes, though none does
+            self._since, self._joined = decodes.step + 1, False  # this pass, which nobody sits out, counts as one
             self._join(state, batch, 0)
             return batch
         waited = 1 + decodes.step - self._since
