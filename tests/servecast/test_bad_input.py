@@ -104,7 +104,7 @@ sede: 1
         ("engine", None, "engine: missing"),
         ("engine", [], "[] is not a mapping"),
         ("engine", {}, "engine.preset: missing"),
-        ("engine", "sglang", "known: vllm-0.10"),
+        ("engine", "sglang", "did you mean 'sglang-0.5'"),
         ("engine.preset", "vllm-0.1", "older than the oldest preset"),
         ("engine.tensor_parallel_size", 2, "set it as cluster.tp"),
         ("engine.enable_prefix_caching", 1, "expected true or false"),
