@@ -37,7 +37,8 @@ KINDS = ("decode", "prefill", "mixed")
 class Steps:
     """Recorded steps, in order, and what is known of them; float64[n], seconds.
 
-    seconds: what the engine took. kernels_s: what its kernels cost; launch_s: what launching them takes at least.
+    seconds: what the engine took. kernels_s: what its kernels cost; launch_s: what launching them takes at least;
+    added_s: what it takes besides, on a CPU.
     sequences: that it computed. heavy: 1 where most tokens are of prompts. kind: index into KINDS. cell: of steps that
     are alike. overlapped: the host works while the GPU does.
     """
@@ -45,6 +46,7 @@ class Steps:
     seconds: Floats
     kernels_s: Floats
     launch_s: Floats
+    added_s: Floats
     sequences: Floats
     heavy: Floats
     kind: Ints
@@ -54,7 +56,7 @@ class Steps:
     def predicted(self, values: Values) -> Floats:
         """Seconds of every step with the scalars `step`, `per_sequence`, `bubble` and `kernels`, as
         `calibrate.cost.CompiledCost` composes them; `prefill` is a factor on `kernels` in heavy steps."""
-        gpu = self.kernels_s * values["kernels"] * values.get("prefill", 1.0) ** self.heavy
+        gpu = self.kernels_s * values["kernels"] * values.get("prefill", 1.0) ** self.heavy + self.added_s
         host = values["step"] + values["per_sequence"] * self.sequences
         if self.overlapped:
             return np.asarray(values["bubble"] + np.maximum(gpu, host + self.launch_s))
@@ -107,6 +109,12 @@ def recorded_steps(
         seconds=table["busy_s"].to_numpy(),
         kernels_s=np.array([free.step_s(list(zip(q, c, strict=True)), n, kv) for q, c, n, kv, _ in rows]),
         launch_s=np.array([bound.launch_s[t] if q else bound.decode_floor_s[n] for q, _, n, _, t in rows]),
+        added_s=np.array(
+            [
+                bound.tokens_s[t] - free.tokens_s[t] if q else bound.decode_base_s[n] - free.decode_base_s[n]
+                for q, _, n, _, t in rows
+            ]
+        ),
         sequences=table["sequences"].to_numpy().astype(np.float64),
         heavy=(new > decodes).astype(np.float64),
         kind=np.where(new == 0, 0, np.where(decodes == 0, 1, 2)),

@@ -179,6 +179,10 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
     else:
         after = floor = host.sync_base_s + host.sync_per_sequence_s * samples
     launch, decode_launch = (model.layers * _launch_s(engine, every, chunks) for chunks in (True, False))
+    if prices.gpu.architecture == "cpu":  # the thread that launches a kernel runs it: nothing overlaps
+        times = times | {"tokens": times["tokens"] + launch}
+        decode_times = decode_times | {"tokens": decode_times["tokens"] + decode_launch}
+        launch, decode_launch = np.zeros_like(launch), np.zeros_like(decode_launch)
     for table in (*times.values(), *decode_times.values(), after, floor):
         table[0] = 0.0  # a step without work costs nothing
     groups = attention_groups(model, layout)

@@ -19,7 +19,7 @@ from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
 from sim.result import Classes, Deployment
 from sim.result import Result as Outcome
-from sim.schedulers import scheduler_of
+from sim.schedulers import Scheduler, scheduler_of
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
 from sim.windows import Tables, Window, WindowCache
 from workloads.content import content_of
@@ -160,7 +160,7 @@ def _pool(setup: Setup) -> Pool:
         max_model_len=engine.max_model_len,
         asynchronous=engine.async_scheduling,
         front_end=engine.front_end,
-        cache=_cache(setup, tables := tables_of(setup)),
+        cache=_cache(setup, tables := tables_of(setup), scheduler),
         tables=tables,
     )
 
@@ -183,11 +183,11 @@ def tables_of(setup: Setup) -> Tables:
     )
 
 
-def _cache(setup: Setup, tables: Tables) -> Callable[[int, int], KVCache]:
+def _cache(setup: Setup, tables: Tables, scheduler: Scheduler) -> Callable[[int, int], KVCache]:
     """What makes a replica's KV cache; prefix caches all have the same content in common."""
     trace, engine = setup.requests.trace, setup.engine
     if not engine.enable_prefix_caching:
         slides = any(window.tables for window in tables.windows)
-        return partial(WindowCache, tables=tables) if slides else scheduler_of(engine).cache
+        return partial(WindowCache, tables=tables) if slides else scheduler.cache
     paths = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).path
     return lambda num_blocks, block_size: PrefixCache(num_blocks, block_size, paths, engine.blank_blocks_first)

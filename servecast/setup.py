@@ -93,7 +93,7 @@ def set_up(scenario: Scenario) -> Setup:
     if prices and scenario.host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, scenario.host.kernels))
     if named:
-        engine = ask(lambda: with_host(resolve_engine(scenario.engine, gpu, named, layout), scenario.host))
+        engine = ask(lambda: _engine(scenario, gpu, named, layout))
         model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
@@ -113,8 +113,12 @@ def set_up(scenario: Scenario) -> Setup:
     assert prices
     assert cost
     assert requests
-    noted = replace(engine, notes=(*engine.notes, *scenario.notes))
-    return Setup(scenario, model, gpu, layout, pool.replicas, noted, memory, prices, cost, requests)
+    return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests)
+
+
+def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism) -> EngineSpec:
+    engine = with_host(resolve_engine(scenario.engine, gpu, model, layout), scenario.host)
+    return replace(engine, notes=(*engine.notes, *scenario.notes))
 
 
 def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:

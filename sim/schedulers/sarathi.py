@@ -1,8 +1,8 @@
 """Sarathi-Serve's scheduler: decodes are never stalled; prompts come in chunks that fill the step up to a budget.
 
-Semantics as in `sarathi/core/scheduler/sarathi_scheduler.py` (microsoft/sarathi-serve): all decoding requests first,
-and each must find a free block; then the prompt that is under way; then the queue in order, while a whole prompt's
-blocks fit above the watermark. Its schedule of changing chunk sizes is not modelled.
+Semantics as in `sarathi_scheduler.py` (microsoft/sarathi-serve): all decoding requests first, and each must find a
+free block; then the prompt that is under way; then the queue in order, while a whole prompt's blocks fit above the
+watermark. Its schedule of changing chunk sizes is not modelled.
 """
 
 from __future__ import annotations

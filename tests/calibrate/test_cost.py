@@ -141,6 +141,18 @@ def test_steps_without_a_captured_graph_wait_for_the_host_s_launches() -> None:
     assert small.decode_line(256, 100)[2] == small.floor_s[256]
 
 
+def test_on_a_cpu_launches_add_to_the_kernels() -> None:
+    """The thread that launches a kernel runs it; vLLM 0.32, 6 layers: 9.9 ms a token where the kernels take 5.8."""
+    spec, _, _, engine = parts("qwen2.5-0.5b", "cpu", preset="vllm-0.32", async_scheduling=False)
+    eager, graphs = (
+        cost("qwen2.5-0.5b", "cpu", preset="vllm-0.32", async_scheduling=False, enforce_eager=each)
+        for each in (True, False)
+    )
+    launches = spec.layers * engine.host.eager_layer_s
+    assert eager.step_s((), 1, 100) == pytest.approx(graphs.step_s((), 1, 100) + launches)
+    assert eager.step_s([(6, 0)], 2, 100) == pytest.approx(graphs.step_s([(6, 0)], 2, 100) + launches)
+
+
 def test_decode_graphs_alone_leave_steps_with_chunks_to_the_host() -> None:
     both, alone = (cost(cudagraph_mode=mode) for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"))
     host, layers = parts("llama-3.1-8b", "h100-sxm")[3].host, 32

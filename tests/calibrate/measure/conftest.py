@@ -25,6 +25,13 @@ def kit(torch: Any) -> Kit:
     return Kit(torch, torch.device("cpu"), "fp32", "fp32", 2**22, 2**16)
 
 
+@pytest.fixture(autouse=True)
+def _torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured does not depend on the libraries that are installed here."""
+    for user in ("attention", "layers"):
+        monkeypatch.setattr(f"calibrate.measure.{user}.installed", lambda name: False)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     """A Hugging Face folder of the tiny model."""

@@ -41,7 +41,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch, torch: Any) -> list[str]:
         assert scheduler_metadata["query_start_loc"] is starts
         assert scheduler_metadata["num_heads"] == given["query"].shape[1]
         (q,) = {b - a for a, b in pairwise(starts.tolist())}
-        cached = [given[name].transpose(1, 2) for name in ("key_cache", "value_cache")]
+        cached = given["key_cache"].transpose(1, 2), given["value_cache"].transpose(1, 2)
         given["output"].copy_(unpaged(given["query"], cached, given["block_table"].tolist(), lengths.tolist(), q))
 
     def pack(layer: Any, remove_weight: bool) -> None:
