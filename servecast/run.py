@@ -150,10 +150,10 @@ def _classes(setup: Setup) -> Classes | None:
 
 
 def _pool(setup: Setup) -> Pool:
-    engine = setup.engine
+    engine, scheduler = setup.engine, scheduler_of(setup.engine)
     return Pool(
         replicas=setup.replicas,
-        scheduler=scheduler_of(engine),
+        scheduler=scheduler,
         cost=setup.cost,
         num_blocks=setup.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
         block_size=engine.block_size,
