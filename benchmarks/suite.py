@@ -60,6 +60,19 @@ def generated(requests: int, rate: float, output: float = 256) -> dict[str, Any]
     }
 
 
+POLICIES: list[dict[str, Any]] = [
+    {"preset": "vllm-0.6", "max_model_len": 8192},
+    {"preset": "vllm-0.6", "enable_chunked_prefill": True},
+    {"preset": "sarathi"},
+    {"preset": "orca"},
+    {"preset": "tgi-3"},
+    {"preset": "mlc-llm"},
+    {"preset": "llama.cpp", "parallel": 16},
+    {"preset": "transformers", "batch_size": 16},
+]
+"""One engine a scheduler policy, each at 0.8 of its saturation."""
+
+
 def saturation(output: float, engine: dict[str, Any], model: str = "llama-3.1-8b") -> float:
     """Requests per second of a replica that always has work."""
     scenario = Scenario.model_validate(
@@ -87,6 +100,9 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     hybrid = "gpt-oss-20b"
     yield "windows", {"model": hybrid, "workload": generated(20_000, 0.8 * saturation(256, engine, hybrid))}
     yield "shared prefixes", {"workload": {"mix": "agent", "num_sessions": 600}}
+    for engine in POLICIES:
+        name = engine["preset"] + " chunked" * ("enable_chunked_prefill" in engine)
+        yield name, {"engine": engine, "workload": generated(5_000, 0.8 * saturation(256, engine))}
     for requests in saved:
         yield f"{requests:,}, saved", {"workload": generated(requests, 0.8 * full)}
 
@@ -148,7 +164,7 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     ]
     naive_engine = oracle(
         scheduler,
-        setup.cost,
+        setup.step_cost,
         setup.memory.usable_blocks + 1,
         engine.block_size,
         engine.async_scheduling,

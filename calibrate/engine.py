@@ -79,6 +79,7 @@ class EngineSpec:
     `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is checked too).
     `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm.
     `fp32_router_from`: the tokens from which a 32-bit router runs on the CUDA cores (None: never).
+    `ubatch_tokens`: a step of more tokens is computed in pieces of so many, one after the other (llama.cpp).
     """
 
     preset: str
@@ -115,6 +116,7 @@ class EngineSpec:
     options: Mapping[str, Any]
     sources: Mapping[str, str]
     notes: tuple[str, ...]
+    ubatch_tokens: int | None = None
 
     def name_of(self, field: str) -> str:
         """What this engine calls one of the fields here."""

@@ -14,7 +14,9 @@ from typing import Any
 from calibrate.catalog import read
 from servecast.errors import ServecastError, nearest, one_of
 
-FAMILIES = ("vllm", "sglang", "tensorrt-llm")
+FAMILIES = (
+    "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp", "mlc-llm", "transformers", "sarathi", "orca",
+)  # fmt: skip
 """Catalogue files `engine-<family>.yaml`; a family's presets are called `<family>-<version>`."""
 
 
@@ -69,6 +71,12 @@ def find_preset(word: object) -> tuple[str, list[str]]:
     lower = [name for name in known if numbers[name] <= wanted]
     if not lower:
         raise ServecastError(f"engine.preset: {word!r} is older than the oldest preset; known: {one_of(known)}")
+    until = family(of)["presets"][lower[-1]].get("until")
+    if until is not None and wanted > tuple(until):
+        raise ServecastError(
+            f"engine.preset: {word!r} is not modelled: {lower[-1]} stands for versions up to "
+            f"{until[0]}.{until[1]}; known: {one_of(known)}"
+        )
     if numbers[lower[-1]] == wanted:
         return lower[-1], [f"{word} uses the preset {lower[-1]}"]
     return lower[-1], [f"{word} is not a preset: resolved to {lower[-1]}, the nearest lower version"]
@@ -135,7 +143,7 @@ def _refusal(key: str, value: object, name: str) -> str | None:
         return f"{where}: unknown option{hint}; modelled: {one_of(['preset', *options])}"
     if value is None:
         return None
-    if key in preset["absent"]:
+    if key in preset["absent"] and value != preset["defaults"].get(key):
         return f"{where}: {name} does not have this option; take it out or use a later preset"
     if key in preset["fixed"] and value != preset["defaults"][key]:
         return f"{where}: {value!r} cannot be set in {name}: {preset['fixed'][key]}"

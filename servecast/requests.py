@@ -9,6 +9,7 @@ import numpy as np
 
 from servecast.errors import ServecastError
 from servecast.keyed import keyed
+from servecast.priorities import priorities
 from servecast.scenario import Scenario
 from servecast.workload import LengthsPart, WorkloadPart
 from workloads import transform
@@ -68,7 +69,8 @@ def requests_of(scenario: Scenario, max_model_len: int | None) -> Requests:
     slo = {part.name: part.slo.limits() for part in workload.classes or [] if part.slo is not None}
     follow = trace.turns is not None and closed is None and workload.turns != "as_recorded"
     concurrency = None if closed is None else closed.concurrency
-    return Requests(trace, follow, concurrency, think_s, slo, _priority(trace, workload))
+    priority = priorities(scenario, trace, slo, follow or closed is not None)
+    return Requests(trace, follow, concurrency, think_s, slo, priority)
 
 
 def _from_trace(scenario: Scenario, w: WorkloadPart) -> Trace:
@@ -186,15 +188,6 @@ def _classes(scenario: Scenario, w: WorkloadPart) -> list[RequestClass]:
         RequestClass(part.name, part.weight, *_lengths(scenario, part.lengths, f"workload.classes.{i}.lengths"))
         for i, part in enumerate(w.classes or [])
     ]
-
-
-def _priority(trace: Trace, w: WorkloadPart) -> Ints | None:
-    of_class = np.array([part.priority for part in w.classes or []], dtype=np.int64)
-    if not of_class.any():
-        return None
-    assert trace.classes is not None
-    priority: Ints = of_class[trace.classes[0]]
-    return priority
 
 
 def _lengths(scenario: Scenario, part: LengthsPart | None, key: str) -> tuple[Lengths, float | None]:

@@ -19,7 +19,7 @@ from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
 from sim.result import Classes, Deployment
 from sim.result import Result as Outcome
-from sim.schedulers import Scheduler, scheduler_of
+from sim.schedulers import Scheduler
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
 from sim.windows import Tables, Window, WindowCache
 from workloads.content import content_of
@@ -112,7 +112,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         },
         "memory": memory_facts(setup.memory),
         "cost": dict(setup.cost.provenance),
-        "notes": [*engine.notes, *_cache_notes(setup)],
+        "notes": [*engine.notes, *_cache_notes(setup), *_own_notes(setup)],
         "not_modelled": list(NOT_MODELLED),
     }
 
@@ -133,6 +133,11 @@ def _cache_notes(setup: Setup) -> list[str]:
     return ["prefix caching is on, but nobody knows what prompts share here: only preempted requests are found again"]
 
 
+def _own_notes(setup: Setup) -> list[str]:
+    own = setup.scenario.engine.get("scheduler")
+    return [] if own is None else [f"steps are planned by {own}, not by {setup.engine.preset}'s scheduler"]
+
+
 def _source(setup: Setup) -> Source:
     r, t = setup.requests, setup.requests.trace
     requests = Requests(t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s, r.priority)
@@ -150,11 +155,11 @@ def _classes(setup: Setup) -> Classes | None:
 
 
 def _pool(setup: Setup) -> Pool:
-    engine, scheduler = setup.engine, scheduler_of(setup.engine)
+    engine, scheduler = setup.engine, setup.scheduler
     return Pool(
         replicas=setup.replicas,
         scheduler=scheduler,
-        cost=setup.cost,
+        cost=setup.step_cost,
         num_blocks=setup.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
         block_size=engine.block_size,
         max_model_len=engine.max_model_len,

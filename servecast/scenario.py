@@ -18,12 +18,14 @@ from calibrate.models import load_model
 from calibrate.options import refusals
 from servecast.errors import ServecastError, one_of
 from servecast.mistakes import MistakeError, say
+from servecast.own_policy import split
 from servecast.parts import Count, Part, Time, known, named
 from servecast.units import Size
 from servecast.workload import (
     ClassPart,
     ClosedLoopPart,
     LengthsPart,
+    PriorityPart,
     PrometheusPart,
     ServegenPart,
     SloPart,
@@ -121,11 +123,24 @@ class Scenario(Part):
     @field_validator("engine")
     @classmethod
     def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        problems: list[str] = []
         try:
-            check_options(options)
+            check_options({key: value for key, value in options.items() if key != "scheduler"})
         except ServecastError as error:
-            raise MistakeError(problem.removeprefix("engine") for problem in error.problems) from None
+            problems += error.problems
+        if options.get("scheduler") is not None:
+            try:
+                split(options["scheduler"])
+            except ServecastError as error:
+                problems += error.problems
+        if problems:
+            raise MistakeError(problem.removeprefix("engine") for problem in problems)
         return options
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """What the engine itself knows: all but a scheduler of the user's own."""
+        return {key: value for key, value in self.engine.items() if key != "scheduler"}
 
     @property
     def notes(self) -> list[str]:
@@ -170,7 +185,9 @@ def _leave_out(file: YamlFile) -> list[str]:
     if not isinstance(engine, dict) or not file.places.get("engine.preset", "").startswith("--set"):
         return []
     notes = []
-    for key in [key for key in engine if key != "preset" and not file.places[f"engine.{key}"].startswith("--set")]:
+    for key in [key for key in engine if key not in ("preset", "scheduler")]:
+        if file.places[f"engine.{key}"].startswith("--set"):
+            continue
         try:
             why = refusals({"preset": engine["preset"], key: engine[key]})
         except ServecastError:
@@ -211,8 +228,8 @@ def _fields(loc: list[Any]) -> list[str]:
         return [*PoolPart.model_fields, *ClusterPart.model_fields]
     parts: dict[str, type[Part]] = {
         "cluster": ClusterPart, "host": HostPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
-        "slo": SloPart,
-        "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart, "prometheus": PrometheusPart,
+        "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
+        "priority": PriorityPart, "prometheus": PrometheusPart,
         "servegen": ServegenPart,
     }  # fmt: skip
     innermost = [parts[name] for name in map(str, loc) if name in parts]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from calibrate.cost import CompiledCost, compile_cost
+from calibrate.cost import CompiledCost, StepCost, compile_cost
 from calibrate.engine import EngineSpec, resolve_engine
 from calibrate.fixes import require_fit
 from calibrate.hardware import Gpu, load_gpu
@@ -19,12 +19,14 @@ from calibrate.options import nested
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
 from calibrate.serving import checked_windows, served
+from calibrate.ubatch import InPieces
 from servecast.errors import ServecastError
 from servecast.keyed import keyed
+from servecast.own_policy import own_policy, split
 from servecast.profiles import DATASHEET, prices_of
 from servecast.requests import Requests, requests_of
 from servecast.scenario import HostPart, Scenario, is_path
-from sim.schedulers import scheduler_of
+from sim.schedulers import Scheduler, scheduler_of
 
 T = TypeVar("T")
 
@@ -43,6 +45,13 @@ class Setup:
     prices: Prices
     cost: CompiledCost
     requests: Requests
+    scheduler: Scheduler
+
+    @property
+    def step_cost(self) -> StepCost:
+        """What a step takes; in pieces, where the engine computes it so."""
+        pieces = self.engine.ubatch_tokens
+        return InPieces(self.cost, pieces) if pieces else self.cost
 
     @property
     def gpus(self) -> int:
@@ -54,6 +63,9 @@ class Setup:
         plain: dict[str, Any] = self.scenario.model_dump(exclude_none=True, exclude_defaults=True)
         plain["name"] = self.scenario.name
         plain["engine"] = {"preset": self.engine.preset} | nested(self.engine.options)
+        if (own := self.scenario.engine.get("scheduler")) is not None:
+            file, name = split(own)
+            plain["engine"]["scheduler"] = f"{self.scenario.path_of('engine.scheduler', file).resolve()}:{name}"
         plain["cluster"] = self.scenario.cluster.model_dump(exclude_none=True)
         for pool in plain["cluster"]["pools"]:
             if pool.get("profile", DATASHEET) != DATASHEET:
@@ -88,13 +100,14 @@ def set_up(scenario: Scenario) -> Setup:
     named = ask(lambda: keyed("model", lambda: load_model(str(path) if is_path(scenario.model) else scenario.model)))
     gpu = load_gpu(pool.gpu)
     layout = Parallelism(pool.tp)
-    engine = model = memory = cost = None
+    engine = model = memory = cost = scheduler = None
     prices = ask(lambda: keyed("cluster.profile", lambda: prices_of(gpu, _profile(scenario))))
     if prices and scenario.host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, scenario.host.kernels))
     if named:
         engine = ask(lambda: _engine(scenario, gpu, named, layout))
         model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
+        scheduler = ask(lambda: _scheduler(scenario, engine)) if engine else None
         wrong = check_layout(model or named, layout, gpu)
         problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
         if model and engine and not wrong:
@@ -103,8 +116,9 @@ def set_up(scenario: Scenario) -> Setup:
             if prices:
                 cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
     requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
-    if engine and requests and requests.priority is not None and not scheduler_of(engine).by_priority:
-        problems.append(f"workload.classes: they have priorities, {_no_priorities(engine)}, or take the priorities out")
+    if engine and scheduler and requests and requests.priority is not None and not scheduler.by_priority:
+        key = "workload.classes: they" if scenario.workload.priority is None else "workload.priority: requests"
+        problems.append(f"{key} have priorities, {_no_priorities(engine)}, or take the priorities out")
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in problems))
     assert model
@@ -113,12 +127,21 @@ def set_up(scenario: Scenario) -> Setup:
     assert prices
     assert cost
     assert requests
-    return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests)
+    assert scheduler
+    return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests, scheduler)
 
 
 def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism) -> EngineSpec:
-    engine = with_host(resolve_engine(scenario.engine, gpu, model, layout), scenario.host)
+    engine = with_host(resolve_engine(scenario.engine_options, gpu, model, layout), scenario.host)
     return replace(engine, notes=(*engine.notes, *scenario.notes))
+
+
+def _scheduler(scenario: Scenario, engine: EngineSpec) -> Scheduler:
+    """The preset's policy, or the user's own."""
+    if (word := scenario.engine.get("scheduler")) is None:
+        return scheduler_of(engine)
+    file, name = split(word)
+    return own_policy(scenario.path_of("engine.scheduler", file), name, engine)
 
 
 def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:

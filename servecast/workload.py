@@ -96,6 +96,21 @@ class ClassPart(Part):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
 
 
+class PriorityPart(Part):
+    """What a gateway makes the requests' priority of, for an engine that goes by it: the length of the answer that a
+    model predicts, off by a lognormal factor whose logarithm has the standard deviation `sigma`; or the time by which
+    the first token is due under the SLO."""
+
+    by: Literal["predicted-output", "deadline"]
+    sigma: Annotated[float, Field(ge=0, le=5)] = 0.0
+
+    @model_validator(mode="after")
+    def _stated_error(self) -> PriorityPart:
+        if ("sigma" in self.model_fields_set) is not (self.by == "predicted-output"):
+            raise ValueError("sigma, the error of the prediction, goes with by: predicted-output (0 is a perfect one)")
+        return self
+
+
 class PrometheusPart(Part):
     """What vLLM's metrics say of prompts, answers and the rate: a scrape, or the difference of two."""
 
@@ -131,7 +146,7 @@ KINDS: dict[str, tuple[set[str], set[str]]] = {
     "arrivals": ({"num_requests"}, {"lengths", "classes"}),
 }  # fmt: skip
 """What a workload can be made of -> (keys that must, keys that may stand beside it). The first one there decides."""
-ANYWHERE = {"max_tokens", "n", "timeout"}
+ANYWHERE = {"max_tokens", "n", "priority", "timeout"}
 
 
 class WorkloadPart(Part):
@@ -167,6 +182,7 @@ class WorkloadPart(Part):
     max_tokens: Cap | None = None
     n: Samples = 1
     timeout: Limit | None = None
+    priority: PriorityPart | None = None
 
     @property
     def kind(self) -> str:
@@ -196,6 +212,8 @@ class WorkloadPart(Part):
                 raise ValueError(f"{name} is [start, end] with start before end, for example [0s, 10min]")
         if self.over_long is not None and self.max_prompt is None and self.max_output is None:
             raise ValueError("over_long says what becomes of requests over max_prompt or max_output: give one of them")
+        if self.priority is not None and any(part.priority for part in self.classes or []):
+            raise ValueError("priority is given for all requests and for classes: take one of them out")
         names = [part.name for part in self.classes or []]
         if len(set(names)) < len(names):
             raise ValueError(f"classes: two have the same name ({one_of(names)})")

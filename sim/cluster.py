@@ -49,6 +49,7 @@ class Cluster:
     def __init__(self, source: Source, pool: Pool, router: str) -> None:
         self.log = Log()
         self._source = source
+        self._policy = str(pool.scheduler)
         self._clock = Clock()
         replicas = [
             Replica(
@@ -102,5 +103,6 @@ class Cluster:
         )
         done = len(self.log.requests)
         return (
-            f"no progress: after {done} of {self._source.total} requests no replica has anything it can run ({states})"
+            f"no progress: {self._policy} plans nothing while work waits, after {done} of {self._source.total} "
+            f"requests ({states})"
         )

@@ -59,14 +59,23 @@ def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Li
         step_s += slope * more
     if floor > first_s and step_s > 0.0:
         steps = min(steps, int((floor - first_s) / step_s) + 1)
+    if steps < LONG_RUN:
+        ends = []
+        for i in range(steps):
+            duration = 0.0
+            for base, slope, tokens, more in parts:
+                duration += base + slope * (tokens + more * i)
+            now += duration if duration > floor else floor
+            ends.append(now)
+        return ends
     at = np.arange(steps)
     durations = np.zeros(steps)
     for base, slope, tokens, more in parts:
         durations += base + slope * (tokens + more * at)
     durations = np.maximum(floor, durations)
     durations[0] += now
-    ends: list[float] = np.add.accumulate(durations).tolist()
-    return ends
+    long_ends: list[float] = np.add.accumulate(durations).tolist()
+    return long_ends
 
 
 def _steps(state: State, batch: Batch) -> int:

@@ -56,6 +56,7 @@ class Request:
         "reserved_tokens",
         "scheduled_s",
         "slid",
+        "stint",
         "target",
         "ticket",
     )
@@ -65,6 +66,7 @@ class Request:
     read_from: int  # computed tokens before its last chunk
     chunk_step: int  # the step of that chunk
     joined: int  # the decode step from which on it decodes
+    stint: int  # which of all requests' times of decoding this is
 
     def __init__(
         self, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, max_tokens: int, priority: int = 0

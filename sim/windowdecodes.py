@@ -22,18 +22,31 @@ class WindowDecodes(Decodes):
     that was in flight then (all, if none was): see `slid`.
     """
 
-    __slots__ = ("_crossings", "_extra", "_slides", "_sliding", "_tables", "growing", "seen", "windows")
+    __slots__ = (
+        "_count",
+        "_crossings",
+        "_extra",
+        "_late",
+        "_slides",
+        "_sliding",
+        "_stints",
+        "growing",
+        "seen",
+        "windows",
+    )
 
     def __init__(self, block_size: int, tables: Tables) -> None:
         super().__init__(block_size)
         self.windows = tables.windows
         self.seen = [0] * len(tables.windows)
         self.growing = [0] * len(tables.windows)
-        self._tables = tables
+        self._count = tables.count
+        self._late = tables.late
         self._slides = [0] * block_size  # blocks given back in every step j with j % block_size == p
         self._sliding = 0  # their sum
-        self._extra: dict[int, list[tuple[Request, int, int]]] = {}  # step -> (request, its kv_offset, blocks besides)
-        self._crossings: list[tuple[int, int, int, int, Request]] = []  # a heap: step, id, window, kv_offset, request
+        self._stints = 0  # how often somebody has joined: what is noted of a request holds until it leaves
+        self._extra: dict[int, list[tuple[int, Request, int]]] = {}  # step -> (stint, request, blocks besides)
+        self._crossings: list[tuple[int, int, int, Request]] = []  # a heap: step, stint, window, request
 
     def advance(self, steps: int) -> None:
         """See `Decodes`. There is no crossing between these steps."""
@@ -44,14 +57,14 @@ class WindowDecodes(Decodes):
         for past in [at for at in self._extra if at < step]:
             del self._extra[past]
         while self.next_crossing == step:
-            _, _, i, _, request = heappop(self._crossings)
+            _, _, i, request = heappop(self._crossings)
             self._cross(i, request)
 
     @property
     def next_crossing(self) -> int:
         """The step from which on some request reads another number of tokens than one more in each; -1: none."""
         heap = self._crossings
-        while heap and not _counts(heap[0][4], heap[0][3]):
+        while heap and not _counts(heap[0][1], heap[0][3]):
             heappop(heap)
         return heap[0][0] if heap else -1
 
@@ -59,15 +72,16 @@ class WindowDecodes(Decodes):
         """See `Decodes`."""
         super().join(request, step)
         request.joined = step
-        tokens, offset = request.computed, request.kv_offset
+        self._stints = request.stint = self._stints + 1
+        tokens, stint = request.computed, request.stint
         for i, window in enumerate(self.windows):
             self.seen[i] += window.seen(tokens)
             if window.chunked:
                 self.growing[i] += 1
-                heappush(self._crossings, (step + window.size - tokens % window.size, request.id, i, offset, request))
+                heappush(self._crossings, (step + window.size - tokens % window.size, stint, i, request))
             elif tokens < window.size:
                 self.growing[i] += 1
-                heappush(self._crossings, (step + window.size - tokens, request.id, i, offset, request))
+                heappush(self._crossings, (step + window.size - tokens, stint, i, request))
             else:
                 self._fill(i, request, step)
         first, second = self._beginning(request)
@@ -114,25 +128,25 @@ class WindowDecodes(Decodes):
 
     def slid(self, request: Request, step: int) -> int:
         """The computed tokens by which `request` gives back, when `step` is planned, what is passed."""
-        if not self._tables.late:
+        if not self._late:
             return step + request.kv_offset
         return request.read_from if step == request.joined else step + request.kv_offset - 1
 
     def given_back(self, step: int) -> int:
         """Blocks that the decodes of `step` give back when it is planned."""
         blocks = self._slides[step % self.block_size]
-        for request, offset, more in self._extra.get(step, ()):
-            if _counts(request, offset):
+        for stint, request, more in self._extra.get(step, ()):
+            if _counts(stint, request):
                 blocks += more
         return blocks
 
     def demand(self, step: int) -> int:
         """See `Decodes`; what they give back not counted."""
-        return self._tables.count * self.phases[step % self.block_size]
+        return self._count * self.phases[step % self.block_size]
 
     def demand_over(self, step: int, steps: int) -> int:
         """See `Decodes`; less what they give back."""
-        size, tables = self.block_size, self._tables.count
+        size, tables = self.block_size, self._count
         rounds, rest = divmod(steps, size)
         total = rounds * (tables * self.count - self._sliding)
         for j in range(step, step + rest):
@@ -147,6 +161,8 @@ class WindowDecodes(Decodes):
         beyond the next crossing."""
         if (crossing := self.next_crossing) >= 0:
             limit = min(limit, crossing - step)
+        if not waiting and (limit // self.block_size + 1) * self._count * self.count <= blocks:
+            return limit
         begins, now, steps = max(self.block_size, 2), blocks, 0  # after two steps nothing but phases counts
         while steps < limit:
             if steps == begins:
@@ -178,27 +194,27 @@ class WindowDecodes(Decodes):
 
     def _cross(self, i: int, request: Request) -> None:
         """The window of `request` is full, or its next chunk begins."""
-        window, step, offset = self.windows[i], self.step, request.kv_offset
+        window, step = self.windows[i], self.step
         if not window.chunked:
             self.growing[i] -= 1
             self._fill(i, request, step)
             return
-        tokens, size = step + offset, self.block_size
+        tokens, size = step + request.kv_offset, self.block_size
         self.seen[i] -= window.size
-        heappush(self._crossings, (step + window.size, request.id, i, offset, request))
+        heappush(self._crossings, (step + window.size, request.stint, i, request))
         freed = window.freed(tokens, size) - window.freed(tokens - window.size, size)
-        self._besides(step + self._tables.late, request, freed)
+        self._besides(step + self._late, request, freed)
 
     def _fill(self, i: int, request: Request, step: int) -> None:
         """From `step` on the window of `request` is full."""
         window, tokens = self.windows[i], step + request.kv_offset
         self._slides[self._phase(i, request)] += window.tables
         self._sliding += window.tables
-        if self._tables.late and tokens == window.size:  # by then nothing is passed, though the phase is right
+        if self._late and tokens == window.size:  # by then nothing is passed, though the phase is right
             self._besides(step, request, -window.tables)
 
     def _phase(self, i: int, request: Request) -> int:
-        return (self.windows[i].size - 1 + self._tables.late - request.kv_offset) % self.block_size
+        return (self.windows[i].size - 1 + self._late - request.kv_offset) % self.block_size
 
     def _beginning(self, request: Request) -> tuple[int, int]:
         """What `request` gives back in its first and its second step besides what the phases say."""
@@ -206,7 +222,7 @@ class WindowDecodes(Decodes):
         first = second = 0
         for window in self.windows:
             was = window.freed(request.slid, size)
-            if not self._tables.late:
+            if not self._late:
                 first += window.freed(tokens if window.chunked else tokens - 1, size) - was
                 continue
             then, now = window.freed(request.read_from, size), window.freed(tokens, size)
@@ -220,9 +236,9 @@ class WindowDecodes(Decodes):
 
     def _besides(self, step: int, request: Request, blocks: int) -> None:
         if blocks:
-            self._extra.setdefault(step, []).append((request, request.kv_offset, blocks))
+            self._extra.setdefault(step, []).append((request.stint, request, blocks))
 
 
-def _counts(request: Request, offset: int) -> bool:
-    """Whether `request` still decodes as it did when this was noted."""
-    return request.decoding and request.kv_offset == offset
+def _counts(stint: int, request: Request) -> bool:
+    """Whether `request` has not left since it joined for the `stint`-th time that somebody did."""
+    return request.decoding and request.stint == stint

@@ -19,6 +19,9 @@ POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "l
 """Options that its scheduler takes by these names; of the version: `long_prefill_alone_exempt` (the threshold does not
 bind the only request) and `preemption_skips_one`."""
 RULES = ("long_prefill_alone_exempt", "preemption_skips_one")
+V0_POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill")
+LONG = 32768
+"""Tokens of the longest sequence above which vLLM 0.6 turns chunked prefill on by itself."""
 SAME = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "enable_prefix_caching",
         "async_scheduling", "enforce_eager", "fuse_allreduce_rms", "fi_allreduce_fusion_max_size_mb",
         "dtype", "kv_cache_dtype", "quantization", "num_gpu_blocks_override")  # fmt: skip
@@ -31,6 +34,9 @@ def resolve(
     """See `calibrate.families`."""
     values, default = chosen.values, chosen.default
     default("max_model_len", model.max_position, " (the model's longest sequence)")
+    v0 = preset["scheduler"] == "vllm-v0"
+    if v0:
+        default("enable_chunked_prefill", values["max_model_len"] > LONG, f" ({LONG} tokens and less: off)")
     default("num_gpu_blocks_override", None)
     default("max_cudagraph_capture_size", None)
     default("quantization", None)
@@ -53,14 +59,15 @@ def resolve(
         chosen.sources["enable_prefix_caching"] = "off: not simulated for models with windows"
     eager = values["enforce_eager"]
     return {name: values[name] for name in SAME} | {
-        "policy": {name: values[name] for name in POLICY} | {name: preset[name] for name in RULES},
+        "policy": {name: values[name] for name in (V0_POLICY if v0 else POLICY)}
+        | {name: preset[name] for name in (() if v0 else RULES)},
         "gpu_memory_utilization": float(values["gpu_memory_utilization"]),
         "strict_pool_check": preset["strict_pool_check"],
         "blank_blocks_first": preset["blank_blocks_first"],
         "follows_checkpoint_kv": preset["follows_checkpoint_kv"],
         "fused_mib": preset["fused_mib"].get(gpu.architecture, {}),
         "memory_rule": "total",
-        "null_block": True,
+        "null_block": not v0,
         "names": {},
         "graphs": _graphs(values, preset["graph"], gpu),
         "cuda_graph_bytes": 0 if eager else round(preset["cuda_graph_gib"] * GIB),

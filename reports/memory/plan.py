@@ -129,8 +129,10 @@ def _group_text(group: KVGroup) -> str:
 
 
 def log_lines(planned: Planned) -> list[tuple[str, list[str]]]:
-    """(versions, lines) as the engine's log has them, in both meanings that "KV cache size" has had."""
+    """(versions, lines) as vLLM's log has them, in both meanings that "KV cache size" has had; nothing for others."""
     plan = planned.plan
+    if planned.engine.engine != "vllm":
+        return []
     available = f"Available KV cache memory: {plan.kv_bytes / GIB:.2f} GiB"
     length, many = f"{plan.max_model_len:,}", f"{plan.max_concurrency:.2f}x"
     blocks = plan.size_by_blocks()

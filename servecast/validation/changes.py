@@ -43,7 +43,7 @@ class Change:
     def apply(self, scenario: Scenario) -> Setup:
         """The scenario's deployment with the change, and a request of no account. Raises ServecastError where the
         engine or the memory does not allow it."""
-        options = {key: value for key, value in {**scenario.engine, **self.engine}.items() if value is not None}
+        options = {key: value for key, value in {**scenario.engine_options, **self.engine}.items() if value is not None}
         check_options(options)
         parts: dict[str, Part | dict[str, Any]] = {
             "host": scenario.host.model_copy(update=dict(self.host)),
@@ -111,7 +111,7 @@ def _batches(setup: Setup) -> Iterator[Change]:
 
 
 def _presets(setup: Setup) -> Iterator[Change]:
-    options = {key: value for key, value in setup.scenario.engine.items() if key != "preset"}
+    options = {key: value for key, value in setup.scenario.engine_options.items() if key != "preset"}
     for preset in family(setup.engine.engine)["presets"]:
         if preset == setup.engine.preset:
             continue

@@ -25,6 +25,9 @@ class Scheduler:
     longest_prompt = NEVER
     """Tokens of the longest prompt that is not rejected."""
 
+    def __str__(self) -> str:
+        return type(self).__name__
+
     @property
     def by_priority(self) -> bool:
         """Whether requests wait by their priority, not as they came."""

@@ -27,15 +27,19 @@ class Tgi(Scheduler):
 
     cache = ReservedToTheEnd
     reserves = True
+    longest_prompt: int = field(init=False)
 
     _since: int = field(default=0, init=False)  # the decode step before which somebody joined last
     _joined: bool = field(default=False, init=False)  # in the last pass, to those who were decoding
+
+    def __post_init__(self) -> None:
+        self.longest_prompt = self.max_batch_prefill_tokens  # as max_input_tokens may be at most
 
     def plan(self, state: State) -> Batch:
         """The next pass."""
         batch, decodes = Batch(), state.decodes
         if not decodes.count:
-            self._since, self._joined = decodes.step, False
+            self._since, self._joined = decodes.step + 1, False  # this pass, which nobody sits out, counts as one
             self._join(state, batch, 0)
             return batch
         waited = 1 + decodes.step - self._since

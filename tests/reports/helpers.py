@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from calibrate.cost import compile_cost
 from calibrate.datasheet import Datasheet
 from calibrate.memory import plan_memory
+from servecast.setup import memory_facts
 from sim.cluster import Cluster, Pool
 from sim.result import Deployment, Result
 from sim.schedulers import scheduler_of
@@ -72,7 +72,7 @@ def run(
         "scenario": {"name": "chat on one H100", "model": model.name, "cluster": {"gpu": gpu.id, "tp": 1}},
         "seed": 1,
         "cost": cost.provenance,
-        "memory": asdict(memory),
+        "memory": memory_facts(memory),
         "engine_options": {o: {"value": getattr(engine, o), "source": engine.sources[o]} for o in options},
         "notes": list(engine.notes),
         "not_modelled": ["prefix caching", "speculative decoding"],

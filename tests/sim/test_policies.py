@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from math import inf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.schedulers.audit import Audited
 from sim.schedulers.llama_cpp import LlamaCpp
 from sim.schedulers.mlc import MlcLlm
 from sim.schedulers.orca import Orca
@@ -15,7 +17,8 @@ from sim.schedulers.sarathi import SarathiServe
 from sim.schedulers.static_batching import StaticBatching
 from sim.schedulers.tgi import Tgi
 from sim.schedulers.vllm_v0 import VllmV0
-from tests.sim.engine import LinearCost
+from sim.source import OpenLoop, Requests
+from tests.sim.engine import LinearCost, simulate
 from tests.sim.test_oracle import same
 
 
@@ -85,7 +88,7 @@ POLICIES = pytest.mark.parametrize("make", [vllm_v0, sarathi, orca, static, llam
 
 
 @POLICIES
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_open_loops_equal_the_oracle(make, data):
     same(*data.draw(scenarios(make)))
@@ -109,3 +112,19 @@ def test_sessions_and_clients_that_give_up_equal_the_oracle(make, data):
     patience = st.sampled_from([1.0, 2.5, 0.6875, inf, inf]) | st.floats(0.01, 60)
     patience_s = data.draw(st.none() | st.lists(patience, min_size=n, max_size=n))
     same(*scenario, think_s=think_s, patience_s=patience_s)
+
+
+@POLICIES
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_policy_of_ours_makes_a_plan_that_the_audit_objects_to(make, data):
+    policy, cost, num_blocks, block_size, asynchronous, requests = data.draw(scenarios(make))
+    columns = [np.array([r[i] for r in requests]) for i in (1, 2, 3)]
+    source = OpenLoop(np.array([float(r[0]) for r in requests]), Requests(*columns))
+    simulate(Audited(policy, "ours", 10**6, 10**6), cost, num_blocks, block_size, asynchronous, source)
+
+
+def test_tgi_counts_its_patience_from_the_first_pass():
+    """A batch that was formed while nobody decoded is one pass old when it decodes first."""
+    requests = [(0.0, 1, 2, 2)] * 2 + [(0.0, 1, 1, 1)] * 12 + [(0.0, 1, 1, 6)]
+    same(Tgi(12, 1.2, 2, None), LinearCost(kv=0.0), 8, 1, False, requests)

@@ -27,6 +27,7 @@ class VllmV1(Oracle):
                 entry = next((b for b in batch if b[0] is victim), None)
                 if entry:  # it gives back what it had in this step
                     batch.remove(entry)
+                    victim.in_flight -= entry[1]
                     budget += entry[1]
                 if at < i - 1 and (entry or not p.preemption_skips_one):
                     i -= 1
