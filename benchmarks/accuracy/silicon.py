@@ -135,6 +135,8 @@ def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
         return "asynchronous scheduling of vLLM 0.11"
     if any((row[name] or 1) > 1 for name in ("attention_dp_size", "moe_ep_size", "pp_size")):
         return "data, expert or pipeline parallelism"
+    if row["concurrency"] is None:
+        return "how many clients there were"
     if "DeepSeek" in row["model_path"]:
         return "no measured kernels of latent attention for this GPU"
     return None if known else "a model with a vision tower, or a setup that is not known"
