@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from calibrate.hardware import Gpu
     from calibrate.kernels.chunks import ChunkPrices, LocalChunks
     from calibrate.kernels.heads import HeadShape
     from calibrate.prices import Prices
@@ -36,7 +35,7 @@ MANY_CHUNKS = 64
 MANY_KEYS = 16384.0
 """Cached tokens of a chunk from which making their keys takes time in proportion to them."""
 LONG_STEP = 512
-"""Tokens of a step from which the multipliers keep a GPU at its power limit; fewer tokens, less."""
+"""Tokens from which a step is long; fewer tokens, less so."""
 
 
 class StepCost(Protocol):
@@ -143,7 +142,7 @@ class CompiledCost:
         return [reads.line(decodes, tokens) for reads, tokens in zip(self.windows, seen, strict=True)]
 
     def slowed(self, factor: float) -> CompiledCost:
-        """This cost with kernels of long steps `factor` times as long: clocks fall while the multipliers are busy."""
+        """This cost with kernels of long steps `factor` times as long (see `EngineSpec.long_step_factor`)."""
         if factor == 1.0:
             return self
         tokens = range(len(self.tokens_s))
@@ -220,12 +219,7 @@ def compile_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, pric
         provenance=_provenance(model, layout, engine, prices),
         windows=tuple(windows),
     )
-    return cost.slowed(sustained_factor(engine, prices.gpu))
-
-
-def sustained_factor(engine: EngineSpec, gpu: Gpu) -> float:
-    """How many times as long the kernels of long steps take as their tables say: known of vLLM's only, `gpus.yaml`."""
-    return gpu.sustained_factor if engine.engine == "vllm" else 1.0
+    return cost.slowed(engine.long_step_factor)
 
 
 def head_shapes(group: AttentionGroup) -> tuple[HeadShape, HeadShape]:
@@ -392,7 +386,7 @@ def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, price
         "model": model.name,
         "tp": layout.tp,
         "dtype": model.dtype,
-        "sustained_factor": sustained_factor(engine, prices.gpu),
+        "long_step_factor": engine.long_step_factor,
         "host": {**asdict(engine.host), **asdict(engine.front_end), "overlapped": engine.async_scheduling},
         "sources": {
             **(sources if isinstance(sources, dict) else {}),

@@ -79,6 +79,7 @@ class EngineSpec:
     `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is checked too).
     `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm.
     `fp32_router_from`: the tokens from which a 32-bit router runs on the CUDA cores (None: never).
+    `long_step_factor`: how many times as long kernels take in steps of many tokens as where they were timed.
     `ubatch_tokens`: a step of more tokens is computed in pieces of so many, one after the other (llama.cpp).
     """
 
@@ -111,6 +112,7 @@ class EngineSpec:
     front_end: FrontEndTime
     fused_mib: Mapping[int, float]
     fp32_router_from: int | None
+    long_step_factor: float
     cuda_graph_bytes: int
     names: Mapping[str, str]
     options: Mapping[str, Any]
@@ -149,6 +151,7 @@ def resolve_engine(
         host=HostTime(**{f"{key}_s": value for key, value in preset["host"].items()}),
         front_end=FrontEndTime(**{f"{key}_s": value for key, value in preset["front_end"].items()}),
         fp32_router_from=preset.get("fp32_router", {}).get(gpu.architecture, 1),
+        long_step_factor=family(kind).get("long_steps", {}).get(gpu.architecture, 1.0),
         options={key: chosen.values[key] for key in known},
         sources=chosen.sources,
         notes=(*notes, *preset.get("notes", ())),

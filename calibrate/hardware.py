@@ -55,8 +55,6 @@ class Efficiency:
 class Gpu:
     """One GPU. `architecture` names its class in gpus.yaml; `flops` maps a dtype (bf16, fp8, int8, fp4) to the DENSE
     tensor rate in FLOP/s; `fp32_flops` is the rate of 32-bit floats outside the tensor cores.
-    `sustained_factor`: how many times as long kernels take in long steps, whose load lowers the clocks, as in the short
-    bursts in which they are timed (gpus.yaml has the evidence).
 
     `l2_bytes` is the last cache, 0 where nothing asks for it; `memory_bytes` is the datasheet's figure, `visible_bytes`
     what the driver reports as the total, of which `gpu_memory_utilization` takes its share.
@@ -72,7 +70,6 @@ class Gpu:
     bandwidth_bytes_per_s: float
     flops: Mapping[str, float]
     fp32_flops: float
-    sustained_factor: float
     link: Link
     gpus_per_node: int
     efficiency: Efficiency
@@ -109,7 +106,6 @@ def load_gpu(gpu_id: str) -> Gpu:
         bandwidth_bytes_per_s=found["bandwidth"],
         flops={dtype: tera * 1e12 for dtype, tera in found["tflops"].items()},
         fp32_flops=found["fp32_tflops"] * 1e12,
-        sustained_factor=data["sustained"].get(found["class"], 1.0),
         link=Link(link["name"], link["bandwidth"], link["latency"], link["efficiency"]),
         gpus_per_node=found["gpus_per_node"],
         efficiency=Efficiency(**{f"{k}_s" if k.endswith("_fixed") else k: v for k, v in shares.items()}),

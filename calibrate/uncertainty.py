@@ -4,7 +4,7 @@ two of them cancels in their difference. It knows no requests and no results.
 What is drawn, with where its width comes from (`docs/accuracy.md` has the errors that they must explain):
 - each family of kernels: the profile's median error inside its grid; a datasheet's 25 %;
 - all kernels together (COMPOSITION): what sums of kernels miss or count twice;
-- long steps (CLOCKS): how far a GPU's load lowers its clocks differs from machine to machine;
+- long steps (CLOCKS): what they take longer than their kernels differs between machines and engines;
 - experts (EXPERTS): their loads differ, and what runs around them is in no table;
 - the host's and the front end's times (HOST, FRONT_END): machines differ.
 """
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 QUARTILE = 0.6745  # of a normal law: its median |error| in standard deviations
 DATASHEET = 0.25
-COMPOSITION = 0.035
-CLOCKS = (-0.2, 0.3)
+COMPOSITION = 0.04
+CLOCKS = (-0.25, 0.35)
 EXPERTS = 0.2
 HOST = 0.4
 FRONT_END = 1.0

@@ -53,7 +53,7 @@ SETUPS: Mapping[tuple[str, ...], Known] = {
     ),
     ("meta-llama/Llama-3.1-70B", "fp4", "b200_sxm"): Known(
         "llama-3.1-70b-nvfp4", B200_70B, fused_mb=B200_FUSED, sequences=512,
-        fitted="the launch time of steps without graphs, and Blackwell's clocks in long steps",
+        fitted="the launch time of steps without graphs, and the factor on long steps",
     ),
     ("MiniMaxAI/MiniMax-M2.5", "fp8", "b200_sxm", "0.17"): Known(
         "minimax-m2.5", {"gpu_memory_utilization": 0.95, "block_size": 32}, sequences=1024,

@@ -33,11 +33,11 @@ def test_draws_are_shared_whatever_the_prices() -> None:
     assert [d.host for d in one] == [d.host for d in other]
     assert list(draws(Scaled(profile, {"gemm": 2.0}), 300, 1)) == one
     assert [d.host for d in draws(profile, 5, 2)] != [d.host for d in one[:5]]
-    assert 0.8 <= min(d.long_steps for d in one) < max(d.long_steps for d in one) <= 1.3
+    assert 0.75 <= min(d.long_steps for d in one) < max(d.long_steps for d in one) <= 1.35
     logs = {name: np.log([[d.factors[name] for d in each] for each in (one, other)]) for name in ("gemm", "moe")}
     assert logs["gemm"].std(axis=1)[1] == pytest.approx(DATASHEET, rel=0.15), "a datasheet says less"
     off = max(r.median for r in profile.residuals if (r.family, r.what) == ("gemm", "rows")) / QUARTILE
-    assert logs["gemm"].std(axis=1)[0] == pytest.approx(np.hypot(off, 0.035), rel=0.15)
+    assert logs["gemm"].std(axis=1)[0] == pytest.approx(np.hypot(off, 0.04), rel=0.15)
     assert np.corrcoef(*logs["gemm"])[0, 1] > 0.8, "the same error, larger"
     assert logs["moe"].mean(axis=1)[0] == pytest.approx(0.0, abs=0.03), "no lean"
     assert logs["moe"].std(axis=1)[0] > 0.2, "loads of experts differ"
