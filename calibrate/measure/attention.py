@@ -9,41 +9,16 @@ were.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from calibrate.measure.kit import Kit, Prepared, each
 from calibrate.measure.system import installed
+from calibrate.measure.wrapped import Attention, Batch, pages
 
 PAGE = 16  # tokens of a block, as vLLM's default
 FLASH_PAGE = 256  # FlashAttention 2 takes multiples of this only
 WORKSPACE = 256 * 2**20  # bytes that FlashInfer plans with
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Groups of (sequences, cached tokens), each sequence with `q` new tokens after them."""
-
-    groups: tuple[tuple[int, int], ...]
-    q: int
-    heads: int
-    kv_heads: int
-    dim: int
-
-    @property
-    def lengths(self) -> list[int]:
-        """Keys of every sequence, the new tokens' included."""
-        return [context + self.q for sequences, context in self.groups for _ in range(sequences)]
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """`run(query, cache)`: [tokens, heads, dim] -> the same shape; `caches` are sets of keys and values in the pool."""
-
-    kernel: str
-    caches: list[Any]
-    run: Callable[[Any, Any], Any]
 
 
 def attention(kit: Kit, batch: Batch) -> tuple[Attention, str]:
@@ -216,16 +191,6 @@ def _paged(kit: Kit, batch: Batch, page: int) -> tuple[list[Any], Any, Any]:
     count, table, lengths = pages(kit, batch, page)
     shape = (count, page, batch.kv_heads, batch.dim)
     return kit.pool().sets(shape, shape), table, lengths
-
-
-def pages(kit: Kit, batch: Batch, page: int) -> tuple[int, Any, Any]:
-    """How many pages of so many tokens the batch has, those of every sequence in a row, and the lengths."""
-    used = [-(-length // page) for length in batch.lengths]
-    starts = [0, *accumulate(used)]
-    # sequences with fewer pages than the longest repeat their first, which is never read
-    rows = [[first + (i if i < mine else 0) for i in range(max(used))] for first, mine in zip(starts, used)]  # noqa: B905
-    table = kit.whole([number for row in rows for number in row]).view(len(used), -1)
-    return sum(used), table, kit.whole(batch.lengths)
 
 
 LIBRARIES: dict[str, Callable[[Kit, Batch], Attention]] = {

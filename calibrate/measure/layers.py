@@ -8,51 +8,15 @@ not run where this was written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from calibrate.measure.kit import COMPILER, Kit
 from calibrate.measure.system import installed
+from calibrate.measure.wrapped import EPS, Functions, Linear, Rope
 
-EPS = 1e-6
 ROPE_BASE = 10000.0
 Made = TypeVar("Made")
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Positions of a step's tokens, all positions' cosines and sines side by side (in fp32 and in the activations'
-    dtype), and those of the tokens."""
-
-    positions: Any
-    exact: Any
-    table: Any
-    cos: Any
-    sin: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Functions:
-    """What a layer calls. `add_norm(x, residual, weight)` gives (normed sum, sum); `rope(heads, state)` rotates
-    [tokens, heads, dim]; `activate(x)` halves the last axis: silu(gate) * up. They may write to their inputs.
-    `library` is a key of `Kit.failed`."""
-
-    kernel: str
-    library: str | None
-    add_norm: Callable[[Any, Any, Any], tuple[Any, Any]]
-    rope: Callable[[Any, Rope], Any]
-    activate: Callable[[Any], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """Multiplications: `bind(weight, bias)`, of [out, in] and [out] or None, gives the call x -> x W^T + bias.
-    `library` is a key of `Kit.failed`."""
-
-    kernel: str
-    library: str | None
-    bind: Callable[..., Callable[[Any], Any]]
 
 
 def functions(kit: Kit) -> Functions:

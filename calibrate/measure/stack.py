@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from calibrate.measure.attention import Attention, Batch, attention, naive_attention
+from calibrate.measure.attention import attention, naive_attention
 from calibrate.measure.kernels import drawn
 from calibrate.measure.kit import Kit, Prepared, each
-from calibrate.measure.layers import Functions, Rope, functions, linear, rope_state
+from calibrate.measure.layers import functions, linear, rope_state
+from calibrate.measure.wrapped import Attention, Batch, Functions, Rope
 from calibrate.model import ModelSpec
 
 

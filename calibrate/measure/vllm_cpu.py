@@ -12,9 +12,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from calibrate.measure.attention import Attention, Batch, pages
 from calibrate.measure.kit import Kit
-from calibrate.measure.layers import EPS, Functions, Linear, Rope
+from calibrate.measure.wrapped import EPS, Attention, Batch, Functions, Linear, Rope, pages
 
 BLOCK = 128  # tokens of a block, vLLM's default there
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from calibrate.measure.attention import (
-    Batch,
     _flash_attn,
     _flashinfer,
     _vllm,
@@ -23,6 +22,7 @@ from calibrate.measure.experts import _grouped, _loop, moe, routing
 from calibrate.measure.kit import ROTATE, Kit, NoRoomError, Pool
 from calibrate.measure.layers import functions
 from calibrate.measure.stack import Stack
+from calibrate.measure.wrapped import Batch
 from tests.calibrate.measure.tiny import TINY, close
 
 

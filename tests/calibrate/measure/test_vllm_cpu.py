@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from calibrate.measure import kernels, vllm_cpu
-from calibrate.measure.attention import Batch, attention
+from calibrate.measure.attention import attention
 from calibrate.measure.kit import Kit
 from calibrate.measure.layers import functions, linear
 from calibrate.measure.stack import Stack
+from calibrate.measure.wrapped import Batch
 from tests.calibrate.measure.test_kernels import BATCHES, unpaged
 from tests.calibrate.measure.tiny import TINY, close
 
