@@ -41,6 +41,7 @@ TRT_70B = {"max_num_tokens": 16384, "kv_cache_config": {"dtype": "fp8", "enable_
            "cuda_graph_config": {"enable_padding": True, "max_batch_size": 1024}}  # fmt: skip
 """InferenceX's trtllm-serve (its script for fp4 sets max_num_tokens to max_seq_len); for 1024/1024 below tp 8 also
 `BATCH_WAIT`."""
+TRT_R1 = {"kv_cache_config": {"dtype": "fp8", "enable_block_reuse": False, "free_gpu_memory_fraction": 0.8}}
 BATCH_WAIT = {"batch_wait_max_tokens_ratio": 0.9, "batch_wait_timeout_iters": 20}
 B200_70B = BATCHES | {"kv_cache_dtype": "fp8", "fuse_allreduce_rms": True, "cudagraph_mode": "FULL_DECODE_ONLY"}
 B200_FUSED = {2: 32.0, 4: 32.0, 8: 8.0}
@@ -77,6 +78,7 @@ SETUPS: Mapping[tuple[str, ...], Known] = {
     ),
 }  # fmt: skip
 BURSTS = "that vLLM's factor on long steps is not TensorRT-LLM's"
+STREAM = "clients that hear of the first token at once (`stream_interval: 10`), DeepSeek-V3.1's choice of what is fp4"
 DEFAULTS = "workload (arrivals in step inflate TTFT), sampling, engine defaults"
 OTHERS: Mapping[tuple[str, ...], Known] = {
     ("trtllm", "meta-llama/Llama-3.1-70B", "fp8", "b200_sxm"): Known("llama-3.1-70b-fp8", TRT_70B, fitted=BURSTS),
@@ -86,6 +88,10 @@ OTHERS: Mapping[tuple[str, ...], Known] = {
         "llama-3.1-8b", shortest=1.0, assumed=DEFAULTS
     ),
     ("sglang", "Qwen/Qwen3-32B", "", "h100_sxm"): Known("qwen3-32b", shortest=1.0, assumed=DEFAULTS),
+} | {
+    ("trtllm", f"deepseek-ai/DeepSeek-{name}", precision, "b200_sxm"): Known(model, TRT_R1, assumed=STREAM)
+    for name in ("R1", "V3")
+    for precision, model in (("fp8", "deepseek-r1"), ("fp4", "deepseek-v3.1-nvfp4"))
 }
 """Rows of other engines than vLLM."""
 PRESETS = {"0.10": "vllm-0.10", "0.12": "vllm-0.10", "0.15": "vllm-0.15", "0.17": "vllm-0.15", "0.19": "vllm-0.19"}
@@ -137,8 +143,12 @@ def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
         return "data, expert or pipeline parallelism"
     if row["concurrency"] is None:
         return "how many clients there were"
-    if "DeepSeek" in row["model_path"]:
-        return "no measured kernels of latent attention for this GPU"
+    if row["tp_size"] > 8:
+        return "a group of GPUs over several nodes"
+    if "DeepSeek" in row["model_path"] and row["backend"] == "sglang":
+        return "SGLang's scheduler_recv_interval"  # 10 to 30 steps in InferenceX's scripts
+    if "DeepSeek" in row["model_path"] and str(row["backend_version"]).endswith(("rc6.post3", "1.1.0rc2.post2")):
+        return "speculative decoding"  # the images of InferenceX's MTP runs, whose tokens take half the time
     return None if known else "a model with a vision tower, or a setup that is not known"
 
 
@@ -169,9 +179,21 @@ def _vllm(row: Mapping[str, Any], known: Known, length: int) -> dict[str, Any]:
 
 def _tensorrt_llm(row: Mapping[str, Any], known: Known, length: int) -> dict[str, Any]:
     engine = {"preset": "tensorrt-llm-1", "max_seq_len": length} | dict(known.engine)
+    if known.engine is TRT_R1:
+        return engine | _tensorrt_llm_r1(row, length)
     if known.shortest == INFERENCEX and row["isl"] == row["osl"] and row["tp_size"] < 8:
         engine |= BATCH_WAIT
     return engine
+
+
+def _tensorrt_llm_r1(row: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """What InferenceX's scripts for DeepSeek-R1 make of a row."""
+    clients, isl, osl = (int(row[name]) for name in ("concurrency", "isl", "osl"))
+    waits = row["precision"] == "fp8" and isl == osl and clients >= 64
+    return {
+        "max_num_tokens": max((clients + isl + 127) // 64 * 64, 8192), "max_seq_len": max(length, 8192),
+        "cuda_graph_config": {"enable_padding": True, "max_batch_size": clients},
+    } | ({"batch_wait_timeout_iters": 40, "batch_wait_max_tokens_ratio": 0.8} if waits else {})  # fmt: skip
 
 
 def _sglang(row: Mapping[str, Any], known: Known, length: int) -> dict[str, Any]:
