@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 QUARTILE = 0.6745  # of a normal law: its median |error| in standard deviations
 DATASHEET = 0.25
-COMPOSITION = 0.04
+COMPOSITION = 0.045
 CLOCKS = (-0.25, 0.35)
 EXPERTS = 0.2
 HOST = 0.4

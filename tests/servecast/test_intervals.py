@@ -37,7 +37,7 @@ def test_draws_are_shared_whatever_the_prices() -> None:
     logs = {name: np.log([[d.factors[name] for d in each] for each in (one, other)]) for name in ("gemm", "moe")}
     assert logs["gemm"].std(axis=1)[1] == pytest.approx(DATASHEET, rel=0.15), "a datasheet says less"
     off = max(r.median for r in profile.residuals if (r.family, r.what) == ("gemm", "rows")) / QUARTILE
-    assert logs["gemm"].std(axis=1)[0] == pytest.approx(np.hypot(off, 0.04), rel=0.15)
+    assert logs["gemm"].std(axis=1)[0] == pytest.approx(np.hypot(off, 0.045), rel=0.15)
     assert np.corrcoef(*logs["gemm"])[0, 1] > 0.8, "the same error, larger"
     assert logs["moe"].mean(axis=1)[0] == pytest.approx(0.0, abs=0.03), "no lean"
     assert logs["moe"].std(axis=1)[0] > 0.2, "loads of experts differ"
