@@ -213,6 +213,8 @@ def _engine_problems(data: Mapping[str, Any], found: list[str]) -> list[str]:
     pools = data.get("cluster", {}).get("pools") if isinstance(data.get("cluster"), dict) else None
     pool = pools[0] if isinstance(pools, list) and pools else data.get("cluster")
     engine = {"preset": e} if isinstance(e := data.get("engine"), str) else e
+    if isinstance(engine, dict):
+        engine = {key: value for key, value in engine.items() if key != "scheduler"}  # the user's own
     try:
         resolve_engine(engine, load_gpu(pool["gpu"]), load_model(data["model"]))  # type: ignore[index, arg-type]
     except ServecastError as error:

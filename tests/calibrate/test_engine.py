@@ -8,7 +8,7 @@ from calibrate.engine import resolve_engine
 from calibrate.hardware import load_gpu
 from calibrate.layout import Parallelism, check_layout
 from calibrate.models import load_model
-from calibrate.options import family
+from calibrate.options import FAMILIES, family, find_preset
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import parts
 
@@ -133,3 +133,9 @@ def test_an_option_set_to_none_is_not_given() -> None:
 @pytest.mark.parametrize("option", ["max_num_seqs", "max_num_batched_tokens"])
 def test_limits_that_would_exhaust_the_memory_are_refused(option: str) -> None:
     assert "at most 4,194,304" in refusal(**{option: 10**11})
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if family(name)["presets"].keys() == {name}])
+def test_a_preset_without_versions_has_none(name: str) -> None:
+    with pytest.raises(ServecastError, match=f"'{name}-9' is not a preset.*did you mean '{name}'"):
+        find_preset(f"{name}-9")
