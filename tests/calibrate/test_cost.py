@@ -232,6 +232,7 @@ def test_batches_are_padded_to_the_captured_graphs() -> None:
         ("vllm-0.10", "h100-sxm", 256, (1, 2, 4, *range(8, 513, 8))),
         ("vllm-0.19", "h100-sxm", 256, (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))),
         ("vllm-0.19", "h100-sxm", 20, (1, 2, 4, 8, 16, 24, 32, 40)),
+        ("vllm-0.24", "b200-sxm", 1024, (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))),
         ("vllm-0.32", "b200-sxm", 1024, (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))),
     ):
         engine = parts("llama-3.1-8b", gpu, preset=preset, max_num_seqs=seqs)[3]

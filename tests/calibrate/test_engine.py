@@ -31,12 +31,12 @@ def test_defaults_by_version_and_gpu(preset: str, gpu: str, tokens: int, seqs: i
     engine = parts(MODEL, gpu, preset=preset)[3]
     large = preset == "vllm-0.32" and gpu in ("b200-sxm", "mi300x")
     assert (engine.max_num_batched_tokens, engine.max_num_seqs) == (16384 if large else tokens, seqs)
-    assert engine.gpu_memory_utilization == (0.92 if preset == "vllm-0.32" else 0.9)
+    assert engine.gpu_memory_utilization == (0.92 if preset in ("vllm-0.24", "vllm-0.32") else 0.9)
     assert engine.async_scheduling is (preset != "vllm-0.10")
-    assert engine.policy["scheduler_reserve_full_isl"] is (preset in ("vllm-0.19", "vllm-0.32"))
+    assert engine.policy["scheduler_reserve_full_isl"] is (preset in ("vllm-0.19", "vllm-0.24", "vllm-0.32"))
     assert engine.policy["long_prefill_alone_exempt"] is (preset == "vllm-0.32")
     assert (engine.block_size, engine.max_model_len, engine.policy["enable_chunked_prefill"]) == (16, 131072, True)
-    assert (engine.enable_prefix_caching, engine.blank_blocks_first) == (True, preset == "vllm-0.32")
+    assert (engine.enable_prefix_caching, engine.blank_blocks_first) == (True, preset in ("vllm-0.24", "vllm-0.32"))
 
 
 def test_sources_say_where_a_value_came_from() -> None:
@@ -54,9 +54,10 @@ def test_defaults_are_capped() -> None:
 
 def test_unlisted_versions_resolve_downwards() -> None:
     assert parts(MODEL, "l4", preset="vllm-0.17")[3].preset == "vllm-0.15"
-    engine = parts(MODEL, "l4", preset="vllm-0.24.1")[3]
+    engine = parts(MODEL, "l4", preset="vllm-0.23.1")[3]
     assert engine.preset == "vllm-0.19"
-    assert "vllm-0.24.1" in engine.notes[0]
+    assert "vllm-0.23.1" in engine.notes[0]
+    assert parts(MODEL, "l4", preset="vllm-0.28")[3].preset == "vllm-0.24"
     assert parts(MODEL, "l4", preset="vllm-0.19.1")[3].preset == "vllm-0.19"
     assert "older than the oldest" in refusal(preset="vllm-0.5.4")
     assert "vllm-0.10" in refusal(preset="sglan-0.5")
