@@ -134,3 +134,20 @@ def test_an_option_set_to_none_is_not_given() -> None:
 @pytest.mark.parametrize("option", ["max_num_seqs", "max_num_batched_tokens"])
 def test_limits_that_would_exhaust_the_memory_are_refused(option: str) -> None:
     assert "at most 4,194,304" in refusal(**{option: 10**11})
+
+
+def test_tgi_takes_the_prefill_budget_from_the_gpu_and_the_model() -> None:
+    """`compute_optimal` of its launcher: 900 and 121 TFLOP/s by its table, 15.032385536 GFLOP a token by its count."""
+    budgets = {}
+    for gpu, tp in (("h100-sxm", 1), ("h100-sxm", 2), ("l4", 1), ("h200-sxm", 1)):
+        engine = parts(MODEL, gpu, tp, preset="tgi-3")[3]
+        budgets[gpu, tp] = engine.policy["max_batch_prefill_tokens"]
+        assert engine.block_size == 1
+    assert budgets == {("h100-sxm", 1): 59870, ("h100-sxm", 2): 119741, ("l4", 1): 8049, ("h200-sxm", 1): 4096}
+    said = parts(MODEL, "h100-sxm", preset="tgi-3", max_batch_prefill_tokens=5000)[3]
+    assert said.max_num_batched_tokens == 5000
+
+
+@pytest.mark.parametrize(("preset", "share"), [("sarathi", 0.8), ("mlc-llm", 0.85), ("tgi-3", 0.93), ("orca", 0.9)])
+def test_shares_of_the_memory(preset: str, share: float) -> None:
+    assert parts(MODEL, "h100-sxm", preset=preset)[3].gpu_memory_utilization == share
