@@ -237,6 +237,10 @@ def test_batches_are_padded_to_the_captured_graphs() -> None:
     ):
         engine = parts("llama-3.1-8b", gpu, preset=preset, max_num_seqs=seqs)[3]
         assert list(engine.graphs.decode) == list(sizes)
+    for preset, largest in (("vllm-0.19", 288), ("vllm-0.24", 300), ("vllm-0.32", 300)):
+        options = {"max_num_seqs": 256, "max_num_batched_tokens": 300, "max_cudagraph_capture_size": 400}
+        engine = parts("llama-3.1-8b", "h100-sxm", preset=preset, **options)[3]
+        assert engine.graphs.decode[-1] == largest, "from 0.24 the budget has a graph of its own"
 
 
 def test_long_steps_lower_the_clocks() -> None:
