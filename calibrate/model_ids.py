@@ -36,7 +36,9 @@ def model_of_id(model_id: str) -> tuple[str, str]:
         }
         if len(alike) == 1:
             name = alike.pop()
-            return name, f"{model_id} is taken to be {name}" + (f" ({sources[name]})" if name in sources else "")
+            return name, f"{model_id} is taken to be {name}" + (
+                f", with {sources[name]}'s sizes" if name in sources else ""
+            )
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
     hint = f"near are {one_of(near)}; " if near else ""
     stored = "names of quantised checkpoints must be the catalogue's; " if _STORED.search(last) else ""

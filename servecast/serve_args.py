@@ -7,10 +7,10 @@ How each engine spells its options, and which of them change nothing here, is in
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from calibrate.model_ids import model_of_id
@@ -119,10 +119,13 @@ class _Reader:
             self._take_value(option, name, values[0])
         elif base in self.data["unmodelled"]:
             value = _plain(values[0]) if len(values) == 1 else [_plain(each) for each in values]
-            if f"{base}." in "".join(self.line["inside"]):
+            if any(key.startswith(f"{base}.") for key in self.line["inside"]):
                 self._take_inside(option, name, value)
+            elif name == base:
+                self.options[base] = value
             else:
-                self.options[base] = {name.partition(".")[2]: value} if name != base else value
+                before = self.options.get(base)
+                self.options[base] = (before if isinstance(before, dict) else {}) | {name.partition(".")[2]: value}
         else:
             hint = nearest(base, sorted(self.known)).replace("_", "-").replace("'", "'--", 1)
             self.problems.append(f"{option}: {self.data['title']} has no such option that is known here{hint}")
@@ -173,8 +176,7 @@ class _Reader:
                 self.problems.append(f"{option}: {key.partition('.')[2] or each!r} is not modelled; of it are {known}")
 
     def _take_model(self, value: str) -> None:
-        path = Path(value)
-        if path.exists() and (path.name.endswith(".json") or (path / "config.json").exists()):
+        if os.path.isfile(value) or os.path.isfile(os.path.join(value, "config.json")):  # noqa: PTH113, PTH118
             self.keys["model"] = value if "/" in value or value.endswith(".json") else f"./{value}"
             return
         try:

@@ -15,7 +15,7 @@ from tests.servecast.helpers import QUICKSTART
 from tests.servecast.test_cli import call
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
-NOT_PUT = "vllm serve Qwen/Qwen3-8B "
+QWEN = "vllm serve Qwen/Qwen3-8B"
 
 
 def options(text):
@@ -104,7 +104,7 @@ def test_lines_as_people_post_them(text, name, keys, expected):
     ("word", "value"), [("32k", 32_000), ("32K", 32_768), ("25.6k", 25_600), ("1M", 2**20), ("4096", 4096)]
 )
 def test_numbers_that_vllm_takes(word, value):
-    assert options(f"{NOT_PUT} --max-model-len {word}") == {"max_model_len": value}
+    assert options(f"{QWEN} --max-model-len {word}") == {"max_model_len": value}
 
 
 def test_only_vllm_takes_them():
@@ -114,7 +114,7 @@ def test_only_vllm_takes_them():
 
 def test_flags_take_no_word_but_true_and_false():
     assert options("vllm serve --enforce-eager Qwen/Qwen3-8B") == {"enforce_eager": True}
-    assert options(f"{NOT_PUT} --enable-chunked-prefill False --no-async-scheduling") == {
+    assert options(f"{QWEN} --enable-chunked-prefill False --no-async-scheduling") == {
         "enable_chunked_prefill": False,
         "async_scheduling": False,
     }
@@ -127,7 +127,7 @@ def test_a_line_replaces_model_engine_and_tp(tmp_path):
     data["cluster"] |= {"tp": 4}
     data["memory"] = {"weights": "15GiB"}
     file.write_text(yaml.safe_dump(data))
-    scenario = load_scenario(file, ["workload.num_requests=10", "engine.max_num_seqs=9"], f"{NOT_PUT} --port 80 -q fp8")
+    scenario = load_scenario(file, ["workload.num_requests=10", "engine.max_num_seqs=9"], f"{QWEN} --port 80 -q fp8")
     assert (scenario.model, scenario.cluster.pools[0].tp, scenario.cluster.pools[0].gpu) == ("qwen3-8b", 1, "h100-sxm")
     assert scenario.engine == {"preset": "vllm-0.15", "quantization": "fp8", "max_num_seqs": 9}
     assert scenario.memory.weights is None
@@ -148,7 +148,7 @@ def test_another_engine_comes_in_its_newest_version():
 def test_a_pool_that_is_written_out_gets_its_tp(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text(QUICKSTART.read_text().replace("{gpu: h100-sxm}", "{pools: [{gpu: h100-sxm, tp: 4}]}"))
-    assert load_scenario(file, (), f"{NOT_PUT} -tp 2").cluster.pools[0].tp == 2
+    assert load_scenario(file, (), f"{QWEN} -tp 2").cluster.pools[0].tp == 2
 
 
 def test_everything_wrong_at_once():
@@ -193,10 +193,11 @@ def test_everything_wrong_at_once():
         ),
         ("vllm serve Qwen/Qwen3-30B-A3B-Instruct-2507", "near are qwen3-30b-a3b"),
         ("vllm serve deepseek-ai/DeepSeek-V3.2", "is not priced yet"),
-        (f"{NOT_PUT} --config serve.yaml", "write what the file holds into the line"),
-        (f"{NOT_PUT} -tp two", "-tp: 'two' is not a whole number"),
-        (f"{NOT_PUT} -tp 0", "cluster.tp"),
-        (f"{NOT_PUT} --attention-backend FLASHINFER", "the GPU's profile says which kernels"),
+        (f"{QWEN} --config serve.yaml", "write what the file holds into the line"),
+        (f"{QWEN} -tp 16 --nnodes 2", "the network between nodes is not modelled"),
+        (f"{QWEN} -tp two", "-tp: 'two' is not a whole number"),
+        (f"{QWEN} -tp 0", "cluster.tp"),
+        (f"{QWEN} --attention-backend FLASHINFER", "the GPU's profile says which kernels"),
     ],
 )
 def test_lines_that_cannot_be_run(text, words):
@@ -206,7 +207,12 @@ def test_lines_that_cannot_be_run(text, words):
 def test_an_option_that_the_version_does_not_have(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text(QUICKSTART.read_text().replace("vllm-0.19", "vllm-0.10"))
-    assert "vllm-0.10 does not have this option" in said(f"{NOT_PUT} --max-cudagraph-capture-size 64", file)
+    assert "vllm-0.10 does not have this option" in said(f"{QWEN} --max-cudagraph-capture-size 64", file)
+
+
+def test_parts_of_an_option_are_shown_together():
+    found = said(f"{QWEN} --speculative-config.method mtp --speculative-config.num_speculative_tokens 1")
+    assert "{'method': 'mtp', 'num_speculative_tokens': 1} is not modelled" in found
 
 
 def test_unknown_variables_are_said():
@@ -269,10 +275,10 @@ def test_run_shows_what_the_line_was_taken_for(tmp_path):
 
 
 def test_run_says_what_is_still_needed():
-    out = call("run", "--serve-args", f"{NOT_PUT} --max-num-sqs 64")
+    out = call("run", "--serve-args", f"{QWEN} --max-num-sqs 64")
     assert out.exit_code == 2
     assert "did you mean '--max-num-seqs'?" in out.stderr
     assert "give a SCENARIO too, whose cluster.gpu and workload stay" in out.stderr
     assert call("run").exit_code == 2
     assert "Missing argument 'SCENARIO'" in call("run").stderr
-    assert problems_of(NOT_PUT) == []
+    assert problems_of(QWEN) == []
