@@ -195,7 +195,7 @@ def _budget_bytes(gpu: Gpu, engine: EngineSpec, used: int) -> int:
     the overhead apart: `static`); `used` bytes are weights and overhead."""
     share = engine.gpu_memory_utilization
     if engine.memory_rule == "free":
-        return used + int((gpu.visible_bytes - used) * share)
+        return min(gpu.visible_bytes, used + int(max(0, gpu.visible_bytes - used) * share))
     return int(gpu.visible_bytes * share)
 
 

@@ -119,6 +119,8 @@ def share(planned: Planned) -> str:
     part = f"{engine.gpu_memory_utilization:g} of"
     if engine.memory_rule == "free":
         used = plan.weight_bytes + plan.overhead_bytes
+        if used >= plan.visible_bytes:
+            return f"all of {plan.visible_bytes / GIB:.2f}"
         return f"{used / GIB:.2f} and {part} the other {max(0, plan.visible_bytes - used) / GIB:.2f}"
     whole = f"{part} {plan.visible_bytes / GIB:.2f}"
     return f"{whole}, for weights and KV cache" if engine.memory_rule == "static" else whole

@@ -81,6 +81,15 @@ def test_tensorrt_llm_starts_with_any_length() -> None:
     assert float(used) + float(share) * float(free) == pytest.approx(found["budget_bytes"] / 2**30, abs=0.01)
 
 
+def test_a_share_of_what_is_free_where_nothing_is() -> None:
+    result = run("qwen2.5-32b", "--gpu", "l40s", "--preset", "tensorrt-llm-1")
+    text = " ".join(result.output.split())
+    (missing,) = re.findall(r"KV cache -([\d.]+) \1 GiB too little", text)
+    terms = re.findall(r"(?:Weights|Activations|CUDA, cuBLAS) ([\d.]+)", text)
+    assert sum(map(float, terms)) - 44.40 == pytest.approx(float(missing), abs=0.02)
+    assert re.search("The engine's 44.40 ─+ all of 44.40", text)
+
+
 def test_sglangs_share_leaves_the_overhead_out() -> None:
     assert "0.833 of 22.03, for weights and KV cache" in shown("--preset", "sglang-0.5")
 
