@@ -37,6 +37,7 @@ class Life:
     (None: before that).
 
     `last` is the last output token that it can have alone, whatever it wants: where the pool or `max_model_len` ends.
+    `end` is the one with which it is over, if the pool lets it: the last that it wants, or where `max_model_len` ends.
     """
 
     prompt: int
@@ -46,6 +47,7 @@ class Life:
     at_once: int
     full_at: int | None
     last: int
+    end: int
     stopped_by: str
 
 
@@ -55,19 +57,21 @@ def request_life(
     """The life of a request of `prompt` + `output` tokens under a plan that starts."""
     usable = plan.usable_blocks
     longest = min(plan.pool.longest(usable, 2 * plan.max_model_len), plan.max_model_len)
-    stopped_by = "max_model_len" if longest == plan.max_model_len else "the KV pool"
-    at_once = min(usable // max(_held(plan, prompt, n) for n in _sampled(output)), engine.max_num_seqs)
+    last = max(0, longest - prompt)
+    by_length = longest == plan.max_model_len
+    end = min(output, last) if by_length else output
+    at_once = min(usable // max(_held(plan, prompt, n) for n in _sampled(end)), engine.max_num_seqs) if last else 0
     crowd = at_once + 1
-    low, high = 0, output + 1  # the first output token that `crowd` requests cannot all have
+    low, high = 0, end + 1  # the first output token that `crowd` requests cannot all have
     while low < high:
         middle = (low + high) // 2
         fits = max(_held(plan, prompt, n) for n in _sampled(middle)) * crowd <= usable
         low, high = (middle + 1, high) if fits else (low, middle)
     full_at = low - 1 if low > 0 else None
     moments = tuple(_moments(model, layout, engine, plan, prompt, output))
-    last = max(0, longest - prompt)
+    stopped_by = engine.name_of("max_model_len") if by_length else "the KV pool"
     most = max(moment.blocks for moment in moments)
-    return Life(prompt, output, moments, most, at_once, full_at, last, stopped_by)
+    return Life(prompt, output, moments, most, at_once, full_at, last, end, stopped_by)
 
 
 def _moments(

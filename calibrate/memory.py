@@ -151,7 +151,8 @@ def _plan(
     blocks = max(0, available // pool.block_bytes)
     problem = ""
     if override is not None and used + available > gpu.visible_bytes:
-        problem = f"{engine.name_of('num_gpu_blocks_override')} {override} needs {_gib(available)} of KV cache"
+        option = engine.name_of("num_gpu_blocks_override")
+        problem = f"{option} {engine.options[option]} needs {_gib(available)} of KV cache"
     elif override is not None and engine.strict_pool_check and override < least:
         problem = (
             f"num_gpu_blocks_override {override} is below the {least} blocks that one sequence of max_model_len "
@@ -161,15 +162,12 @@ def _plan(
         problem = "nothing is left for KV cache"
     elif override is None and engine.memory_rule == "total" and blocks < least:
         problem = (
-            f"one sequence of max_model_len {engine.max_model_len} needs {_gib(least * pool.block_bytes)} of KV "
-            f"cache and {_gib(available)} is left"
+            f"one sequence of {engine.name_of('max_model_len')} {engine.max_model_len} needs "
+            f"{_gib(least * pool.block_bytes)} of KV cache and {_gib(available)} is left"
         )
-    share = f"{engine.name_of('gpu_memory_utilization')} {engine.gpu_memory_utilization:g}"
-    share += " of what is free" * (engine.memory_rule == "free")
     refusal = problem and (
-        f"{model.name} does not fit {layout.gpus} x {gpu.id}: per GPU {_gib(gpu.visible_bytes)} x "
-        f"{share} = {_gib(budget)}, weights {_gib(weight_bytes)}, "
-        f"overhead {_gib(used - weight_bytes)}: {problem}"
+        f"{model.name} does not fit {layout.gpus} x {gpu.id}: per GPU {_gib(gpu.visible_bytes)}"
+        f"{_share(engine, budget)}, weights {_gib(weight_bytes)}, overhead {_gib(used - weight_bytes)}: {problem}"
     )
     return MemoryPlan(
         visible_bytes=gpu.visible_bytes,
@@ -197,8 +195,18 @@ def _budget_bytes(gpu: Gpu, engine: EngineSpec, used: int) -> int:
     the overhead apart: `static`); `used` bytes are weights and overhead."""
     share = engine.gpu_memory_utilization
     if engine.memory_rule == "free":
-        return used + int((gpu.visible_bytes - used) * share)
+        return min(gpu.visible_bytes, used + int(max(0, gpu.visible_bytes - used) * share))
     return int(gpu.visible_bytes * share)
+
+
+def _share(engine: EngineSpec, budget: int) -> str:
+    """The engine's share in words: nothing where it may take all that is free, by the option's name where the option
+    is the share itself."""
+    share, option = engine.gpu_memory_utilization, engine.name_of("gpu_memory_utilization")
+    if engine.memory_rule == "free" or share == 1:
+        return ""
+    name = f"{option} " if engine.options.get(option) == share else ""
+    return f" x {name}{share:g} = {_gib(budget)}"
 
 
 def _communication_bytes(model: ModelSpec, layout: Parallelism, gpu: Gpu) -> int:

@@ -19,8 +19,9 @@ class ServecastError(Exception):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the allowed word closest to `word`, or an empty string when none is close."""
-    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    """`" (did you mean 'x'?)"` for the allowed word closest to `word`, or an empty string when none is close; one of
+    two letters (`l5`) may differ."""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6 if len(word) > 2 else 0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

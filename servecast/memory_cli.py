@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from calibrate.kvlayouts import LayoutUse
     from reports.memory.plan import Planned
 
+PAGE = Path("memory.html")
 DEFAULT_PRESET = "vllm-0.32"
 LAYOUT = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp",
           "decode_context_parallel_size": "dcp", "enable_expert_parallel": "ep"}  # fmt: skip
@@ -43,8 +45,7 @@ LAYOUT = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_pa
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("memory.html"),
-    show_default=True,
+    show_default=str(PAGE),
     help="Where that page goes.",
 )
 @click.option(
@@ -61,7 +62,7 @@ def memory(
     preset: str,
     logged: tuple[str, ...],
     request: str | None,
-    out: Path,
+    out: Path | None,
     trace: Path | None,
     kv_budget: int | None,
     as_json: bool,
@@ -78,11 +79,17 @@ def memory(
 
     MODEL is a catalogue name or a path to a config.json. Any further option is the engine's, in its own spelling.
     """
+    if alone := _without(request, out, trace, kv_budget, as_json):
+        raise ServecastError(*alone)
     given = engine_options(options)
     for name in [name for name in given if name in LAYOUT]:
         layout[LAYOUT[name]] = given.pop(name)
     shape = request_shape(request) if request else None
-    planned = draw_up(model, gpu, {"preset": preset, **given}, layout, logged_terms(logged))
+    terms = logged_terms(logged)
+    try:
+        planned = draw_up(model, gpu, {"preset": preset, **given}, layout, terms)
+    except ServecastError as error:
+        raise ServecastError(*map(as_typed, error.problems)) from None
     uses = _layouts(planned, trace, kv_budget) if trace else []
     if as_json:
         from dataclasses import asdict
@@ -100,7 +107,29 @@ def memory(
     if trace:
         print_layouts(uses, trace.name, Console())
     if shape:
-        _draw(planned, *shape, out)
+        _draw(planned, *shape, out or PAGE)
+
+
+def _without(
+    request: str | None, out: Path | None, trace: Path | None, kv_budget: int | None, as_json: bool
+) -> list[str]:
+    """Options that would do nothing, because of others that are given or not."""
+    said = []
+    if request and as_json:
+        said.append("--request: it is a page, and --json prints nothing but the plan: take out one of them")
+    if out and not request:
+        said.append(f"--out {out}: only --request writes a page: add it, such as --request 1024/512")
+    if kv_budget and not trace:
+        said.append(f"--kv-budget {kv_budget}: it is one of the layouts that --trace compares: add that")
+    return said
+
+
+def as_typed(problem: str) -> str:
+    """A problem with a key of a scenario (`engine.max_num_seqs`) as one with what was typed (`--max-num-seqs`)."""
+    text = re.sub(r"^engine\.([\w.]+)", lambda key: "--" + key[1].replace("_", "-"), problem)
+    text = re.sub(r"^gpu:", "--gpu:", re.sub(r"^model:", "MODEL:", text))
+    text = text.replace("set it as model in the scenario", "give it as MODEL").replace(" in the scenario", "")
+    return text.replace("cluster.tp", "--tp").replace(" is True; expected", " needs a value; expected")
 
 
 def _draw(planned: Planned, prompt: int, output: int, out: Path) -> None:
@@ -116,7 +145,7 @@ def _draw(planned: Planned, prompt: int, output: int, out: Path) -> None:
     except OSError as error:
         raise ServecastError(f"--out {out}: cannot be written: {error.strerror or error}") from None
     click.echo()
-    for sentence in sentences(life):
+    for sentence in sentences(planned, life):
         click.echo(sentence)
     click.echo(f"A request of {prompt:,} + {output:,} tokens: {out}")
 
@@ -210,14 +239,14 @@ def draw_up(
             problems += error.problems
     if problems:
         raise ServecastError(*problems)
-    card, spec = load_gpu(gpu), load_model(model)
+    card, named = load_gpu(gpu), load_model(model)
     spread = Parallelism(**layout)
-    engine = resolve_engine(options, card, spec, spread)
-    spec = served(spec, engine)
+    engine = resolve_engine(options, card, named, spread)
+    spec = served(named, engine)
     if wrong := check_layout(spec, spread, card):
         raise ServecastError(*wrong)
     terms = Logged(**logged)
     plan = plan_memory(spec, spread, card, engine, terms)
-    fixes = tuple(changes(spec, spread, card, engine, terms)) if plan.refusal else ()
-    longest = longest_model_len(spec, spread, card, engine, terms)
+    fixes = tuple(changes(named, spread, card, engine, terms)) if plan.refusal else ()
+    longest = longest_model_len(named, spread, card, engine, terms)
     return Planned(spec, spread, card, engine, plan, longest, fixes, tuple(unsimulated(spec)))

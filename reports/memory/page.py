@@ -39,7 +39,7 @@ def life_html(planned: Planned, life: Life) -> str:
         [
             f"<h1>{life.prompt:,} tokens in, {life.output:,} out</h1>",
             f'<p class="soft">{escape(words.title(planned))}</p>',
-            *(f'<div class="banner">{escape(line)}</div>' for line in sentences(life)),
+            *(f'<div class="banner">{escape(line)}</div>' for line in sentences(planned, life)),
             '<div class="cards">' + "".join(card(*one) for one in cards) + "</div>",
             *(figure(name, caption) for name, (_, caption) in FIGURES.items()),
             f"<h2>One GPU</h2><table><tbody>{rows}</tbody></table>",
@@ -51,18 +51,19 @@ def life_html(planned: Planned, life: Life) -> str:
     return page(f"Memory of {planned.model.name}", body, drawn, "th { white-space: nowrap; }\n")
 
 
-def sentences(life: Life) -> list[str]:
+def sentences(planned: Planned, life: Life) -> list[str]:
     """Where it ends, in words."""
     said = []
     if 0 < life.last < life.output:
         said.append(f"It cannot finish: output token {life.last:,} is the last, because {life.stopped_by} ends there.")
     elif not life.last:
-        said.append(f"It cannot even begin to answer: {life.stopped_by} ends before its {life.prompt:,} prompt tokens.")
+        return [f"It cannot even begin to answer: {life.stopped_by} ends before its {life.prompt:,} prompt tokens."]
     held, more = f"{life.at_once:,} such requests run to their end together", f"With {life.at_once + 1:,}"
     if life.full_at is None:
         said.append(f"{held}. {more} the pool is full before all prompts are computed.")
-    elif life.full_at < life.output:
+    elif life.full_at < life.end:
         said.append(f"{held}. {more} the pool is full when each has {life.full_at:,} output tokens: one is preempted.")
     else:
-        said.append(f"{held}: as many as max_num_seqs allows; the KV pool would hold more.")
+        most = planned.engine.name_of("max_num_seqs")
+        said.append(f"{held}: as many as {most} allows; the KV pool would hold more.")
     return said

@@ -75,7 +75,7 @@ def terms(planned: Planned) -> Iterator[tuple[str, int, str]]:
     yield "CUDA graphs", plan.cuda_graph_bytes, "assumed" if plan.cuda_graph_bytes else none
     yield "Communication", plan.communication_bytes, planned.gpu.link.name if planned.layout.gpus > 1 else "one GPU"
     yield "CUDA, cuBLAS", plan.non_torch_bytes, ""
-    yield "KV cache", max(plan.kv_bytes, 0), _kv_remark(plan)
+    yield "KV cache", max(plan.kv_bytes, 0), _kv_remark(planned)
 
 
 def _weights_remark(planned: Planned) -> str:
@@ -84,10 +84,11 @@ def _weights_remark(planned: Planned) -> str:
     return f"{planned.model.params / 1e9:,.1f} B parameters, {held}"
 
 
-def _kv_remark(plan: MemoryPlan) -> str:
+def _kv_remark(planned: Planned) -> str:
+    plan = planned.plan
     if plan.kv_bytes <= 0:
         return f"{gib(-plan.kv_bytes)} too little"
-    return "set by num_gpu_blocks_override" if plan.overridden else "what is left"
+    return f"set by {planned.engine.name_of('num_gpu_blocks_override')}" if plan.overridden else "what is left"
 
 
 def facts(planned: Planned) -> Iterator[tuple[str, str]]:
@@ -99,7 +100,8 @@ def facts(planned: Planned) -> Iterator[tuple[str, str]]:
         for i, (group, count) in enumerate(_alike(plan)):
             yield "Groups" if i == 0 else "", f"{count} x {_group_text(group)}"
     if plain(plan):
-        yield "Tokens", f"{max(0, plan.kv_tokens):,} for requests (one block is the null block)"
+        null = " (one block is the null block)" if plan.null_blocks else ""
+        yield "Tokens", f"{max(0, plan.kv_tokens):,} for requests{null}"
     else:
         longest = f"of {plan.max_model_len:,} tokens takes {plan.pool.blocks(plan.max_model_len):,} blocks"
         yield "A sequence", f"{longest}, of one token {plan.pool.blocks(1):,}"
@@ -107,7 +109,21 @@ def facts(planned: Planned) -> Iterator[tuple[str, str]]:
         lengths = sorted({n for n in LENGTHS if n < plan.max_model_len} | {plan.max_model_len})
         yield "At once", ", ".join(f"{quantity(plan.concurrency(n))} of {n:,}" for n in lengths) + " tokens"
     longest = f"{planned.longest:,}" + (" (all that the model allows)" if planned.longest >= most else "")
-    yield "Longest", f"max_model_len {longest} starts" if planned.longest else "no max_model_len starts"
+    option = planned.engine.name_of("max_model_len")
+    yield "Longest", f"{option} {longest} starts" if planned.longest else f"no {option} starts"
+
+
+def share(planned: Planned) -> str:
+    """What the engine's share of the GPU's memory is a share of, by its rule, in GiB."""
+    plan, engine = planned.plan, planned.engine
+    part = f"{engine.gpu_memory_utilization:g} of"
+    if engine.memory_rule == "free":
+        used = plan.weight_bytes + plan.overhead_bytes
+        if used >= plan.visible_bytes:
+            return f"all of {plan.visible_bytes / GIB:.2f}"
+        return f"{used / GIB:.2f} and {part} the other {max(0, plan.visible_bytes - used) / GIB:.2f}"
+    whole = f"{part} {plan.visible_bytes / GIB:.2f}"
+    return f"{whole}, for weights and KV cache" if engine.memory_rule == "static" else whole
 
 
 def _alike(plan: MemoryPlan) -> list[tuple[KVGroup, int]]:

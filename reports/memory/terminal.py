@@ -16,7 +16,7 @@ from reports.memory.plan import Planned
 from reports.words import percent, quantity
 
 BAR = 24
-"""Characters of a bar as long as the GPU's memory."""
+"""Characters of the longest bar: the GPU's memory, or a term that is larger."""
 
 
 def print_plan(planned: Planned, console: Console) -> None:
@@ -70,16 +70,17 @@ def _table(planned: Planned) -> Table:
     table.add_column("GiB", justify="right")
     table.add_column("", min_width=BAR, no_wrap=True)
     table.add_column("", overflow="fold")
-    for name, size, remark in words.terms(planned):
+    terms = list(words.terms(planned))
+    each = BAR / max(plan.visible_bytes, *(size for _, size, _ in terms))
+    for name, size, remark in terms:
         part = name.startswith(" ")
-        bar = "" if part else "█" * round(BAR * size / plan.visible_bytes)
+        bar = "" if part else "█" * round(each * size)
         said = plan.kv_bytes if name == "KV cache" else size
         style = "dim" if part else ""
         colour = "green" if name == "KV cache" else "blue" if name == "Weights" else "yellow"
         table.add_row(Text(name, style=style), Text(f"{said / GIB:.2f}", style=style), Text(bar, style=colour),
                       Text(remark, style="dim"))  # fmt: skip
     table.add_section()
-    share = f"{planned.engine.gpu_memory_utilization:g} of {plan.visible_bytes / GIB:.2f}"
-    table.add_row("The engine's", f"{plan.budget_bytes / GIB:.2f}",
-                  "─" * round(BAR * plan.budget_bytes / plan.visible_bytes), share)  # fmt: skip
+    table.add_row("The engine's", f"{plan.budget_bytes / GIB:.2f}", "─" * round(each * plan.budget_bytes),
+                  words.share(planned))  # fmt: skip
     return table

@@ -32,7 +32,9 @@ def test_overrides_are_checked() -> None:
     with pytest.raises(ServecastError, match=r"129.04 GiB of KV cache.*never times tp"):
         plan(num_gpu_blocks_override=132_139, tp=2)
     assert plan(num_gpu_blocks_override=100).num_gpu_blocks == 100
-    with pytest.raises(ServecastError, match=r"below the 8193 blocks.*at least 8193.*lower max_model_len to 1584"):
+    with pytest.raises(
+        ServecastError, match=r"below the 8193 blocks.*at least 8193.*lower max_model_len to at most 1584"
+    ):
         plan(num_gpu_blocks_override=100, preset="vllm-0.32")
 
 

@@ -22,6 +22,10 @@ def life(of: Planned, prompt: int = 3000, output: int = 400) -> Life:
     return request_life(of.model, of.layout, of.engine, of.plan, prompt, output)
 
 
+def said_of(of: Planned, prompt: int, output: int) -> list[str]:
+    return sentences(of, life(of, prompt, output))
+
+
 def test_a_browser_draws_it(tmp_path: Path) -> None:
     found = planned()
     assert figures_drawn(life_html(found, life(found)), tmp_path) == 3
@@ -37,13 +41,16 @@ def test_names_are_escaped() -> None:
 
 
 def test_where_it_ends_is_said() -> None:
-    assert sentences(life(planned(), 8000, 400)) == [
+    assert said_of(planned(), 8000, 400) == [
         "It cannot finish: output token 192 is the last, because max_model_len ends there.",
         "3 such requests run to their end together. With 4 the pool is full before all prompts are computed.",
     ]
+    assert said_of(planned(), 9000, 12) == [
+        "It cannot even begin to answer: max_model_len ends before its 9,000 prompt tokens."
+    ]
     few = planned(max_num_seqs=2)
-    assert sentences(life(few, 100, 100)) == [
+    assert said_of(few, 100, 100) == [
         "2 such requests run to their end together: as many as max_num_seqs allows; the KV pool would hold more."
     ]
-    (said,) = sentences(life(planned(), 3000, 1200))
+    (said,) = said_of(planned(), 3000, 1200)
     assert said.startswith("7 such requests run to their end together. With 8 the pool is full when each has ")

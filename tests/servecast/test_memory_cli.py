@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def test_it_does_not_fit_and_what_would_do() -> None:
     assert "- lower max_num_seqs to 256 and max_model_len to at most " in result.output
     assert "- raise tp to 2" in result.output
     assert "would log" not in result.output
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_weights_far_larger_than_the_gpu_leave_room_for_figures_and_names(columns: int) -> None:
+    result = CliRunner().invoke(main, ["memory", "llama-3.1-405b", "--gpu", "l4"], env={"COLUMNS": str(columns)})
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= columns
+    (weights,) = (line for line in lines if line.startswith("Weights"))
+    assert re.fullmatch(r"Weights +755\.99 +█{24} +405\.9 B parameters, bf16 *", weights)
+    assert any(line.startswith("  output weights      3.91") for line in lines)
 
 
 def test_models_that_can_only_be_planned() -> None:
@@ -103,9 +114,18 @@ def test_a_scenario_takes_what_was_logged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["llama-3.1-9b", "--gpu", "l5"], ["did you mean 'llama-3.1-8b'", "gpu: 'l5' is not in the catalogue"]),
+        (
+            ["llama-3.1-9b", "--gpu", "l5"],
+            ["MODEL: ", "did you mean 'llama-3.1-8b'", "--gpu: 'l5' is not in the catalogue (did you mean 'l4'?)"],
+        ),
         (["llama-3.1-8b", "--gpu", "l4", "--tp", "3"], ["tp 3 does not divide the attention heads 32"]),
         (["llama-3.1-8b", "--gpu", "l4", "--max-model-length", "9"], ["did you mean 'max_model_len'"]),
+        (["llama-3.1-8b", "--gpu", "l4", "--max-num-sequ", "9"], ["--max-num-sequ: unknown option"]),
+        (["llama-3.1-8b", "--gpu", "l4", "--max-num-seqs"], ["--max-num-seqs needs a value; expected a number"]),
+        (["llama-3.1-8b", "--gpu", "l4", "--preset", "tgi-3", "--num-shard", "2"], ["--num-shard: set it as --tp\n"]),
+        (["llama-3.1-8b", "--gpu", "l4", "--kv-budget", "9"], ["--kv-budget 9: ", "--trace compares"]),
+        (["llama-3.1-8b", "--gpu", "l4", "--out", "x.html"], ["--out x.html: only --request writes a page"]),
+        (["llama-3.1-8b", "--gpu", "l4", "--json", "--request", "1/2"], ["--request: ", "take out one of them"]),
         (["llama-3.1-8b", "--gpu", "l4", "8192"], ["'8192': expected an option of the engine"]),
         (["llama-3.1-8b", "--gpu", "l4", "--ep"], ["has no experts to deal out"]),
         (["llama-3.1-8b", "--gpu", "l4", "--dcp", "2"], ["dcp 2 does not divide tp 1"]),
