@@ -1,4 +1,4 @@
-"""The figures that scenarios' headers state are those that their commands give now: headers do not go stale silently."""
+"""The figures that scenarios' headers state are those that their commands give: headers do not go stale silently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = "engine.max_num_batched_tokens="
 FCFS = "engine.scheduling_policy=fcfs workload.classes.0.priority=0"
 KV_TOKEN_BYTES = 131_072  # llama-3.1-8b in 16 bits
 
-STATED = [  # scenario, --set options, key of the summary, {what the header says: the number}, its unit in the key's unit
+STATED = [  # scenario, --set options, the summary's key, what the header says of {it}, the header's unit in the key's
     (LOOP, "", "request_throughput", "{5.4} requests", 1),
     (LOOP, "", "output_throughput", "{4,970} output tokens", 1),
     (LOOP, "", "mean_tpot_ms", "TPOT of {12.4} ms", 1),
@@ -48,7 +48,7 @@ STATED = [  # scenario, --set options, key of the summary, {what the header says
     (CHAT, "", "kv_peak_fraction", "at most {61} % full", 0.01),
     (CHAT, "workload.rate=8", "kv_peak_fraction", "at 8 it fills up", 1),
     (CHAT, "workload.rate=8", "saturated", "work piles up", True),
-    (CODE, "", "kv_peak_fraction", "fill {86} %", 0.01),
+    (CODE, "", "kv_peak_fraction", "fill up to {86} %", 0.01),
     (CODE, "", "mean_batch_size_current", "only {43} of them", 1),
     (CODE, "workload.rate=1", "mean_ttft_ms", "mean {220} s", 1e3),
     (CODE, "workload.rate=1 cluster.gpu=h200-sxm", "mean_ttft_ms", "TTFT is {0.35} s", 1e3),
@@ -97,7 +97,7 @@ STATED = [  # scenario, --set options, key of the summary, {what the header says
 
 @cache
 def header(path: str) -> str:
-    """The comment lines at a scenario's top, as one line."""
+    """The comment at a scenario's top, as one line."""
     text = (REPO / path).read_text(encoding="utf-8")
     return " ".join(line.lstrip("# ") for line in re.match(r"(#.*\n)+", text)[0].splitlines())
 
