@@ -4,7 +4,7 @@ A layer keeps the keys and values of every token ("full"), of a window ("window"
 ("chunk"), or one state of fixed size ("state": Mamba, gated delta net). Layers that keep the same form a group with a
 block table of its own, cut so that all groups have about as many layers; a block of the pool holds one group's layers.
 Rules: `get_kv_cache_groups` of vllm/v1/core/kv_cache_utils.py, vllm/v1/kv_cache_interface.py and
-`get_num_skipped_tokens` of vllm/v1/core/single_type_kv_cache_manager.py (v0.10.2, v0.15.1, v0.19.1, v0.32.0).
+`get_num_skipped_tokens` of vllm/v1/core/single_type_kv_cache_manager.py (v0.10.2, v0.15.1, v0.19.1, v0.24.0, v0.32.0).
 
 It knows sizes and counts, nothing of requests, GPUs or what is left of their memory.
 """
@@ -23,7 +23,8 @@ KINDS: tuple[Kind, Kind] = ("window", "chunk")
 """Of a model's windows: sliding ones, and chunked ones."""
 
 
-NO_RULES = {"even_below": 1.5, "frees_chunks": True, "batches_in_flight": 1, "caches_states": False}
+NO_RULES = {"even_below": 1.5, "frees_chunks": True, "batches_in_flight": 1, "caps_admission": False,
+            "caches_states": False}  # fmt: skip
 """Of engines of which no model with windows is simulated: all layers are alike, and the rules say nothing."""
 
 
@@ -31,18 +32,18 @@ NO_RULES = {"even_below": 1.5, "frees_chunks": True, "batches_in_flight": 1, "ca
 class KVRules:
     """What differs between versions: groups take the larger of two layer counts where it is below `even_below` times
     the smaller; `frees_chunks`: chunked layers give old chunks back; `batches_in_flight`: batches whose tokens a window
-    must hold beside itself when the engine schedules asynchronously; `caches_states`: prefix caching is on by default
-    where layers keep states."""
+    must hold beside itself when the engine schedules asynchronously; `caps_admission`: an admission reserves no more
+    than a window can hold; `caches_states`: prefix caching is on by default where layers keep states."""
 
     even_below: float
     frees_chunks: bool
     batches_in_flight: int
+    caps_admission: bool
     caches_states: bool
 
     @property
     def keeps_in_flight(self) -> bool:
-        """What a window passes is given back when the step that read it is over, not when the next is planned; and an
-        admission reserves no more than a window can hold."""
+        """What a window passes is given back when the step that read it is over, not when the next is planned."""
         return self.batches_in_flight > 1
 
 

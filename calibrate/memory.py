@@ -115,7 +115,7 @@ class MemoryPlan:
         return self.num_gpu_blocks // len(self.pool.groups) * self.block_size
 
     def size_by_concurrency(self) -> int:
-        """ "GPU KV cache size" as vLLM 0.32 logs it: the tokens of as many of the longest sequences as fit."""
+        """ "GPU KV cache size" as vLLM logs it from 0.24: the tokens of as many of the longest sequences as fit."""
         return int(self.max_concurrency * self.max_model_len)
 
 

@@ -57,8 +57,9 @@ def family_of(preset: str) -> str:
 def find_preset(word: object) -> tuple[str, list[str]]:
     """The preset for `word`, and a note when its version is not listed and the nearest lower one stands in."""
     of = family_of(word) if isinstance(word, str) else ""
-    match = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:\.\d+)?", str(word).removeprefix(f"{of}-")) if of else None
     known = list(family(of)["presets"]) if of else []
+    versions = [name for name in known if name != of]  # a preset may have none, and stand for all
+    match = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:\.\d+)?", str(word).removeprefix(f"{of}-")) if versions else None
     if word in known:
         return str(word), []
     if not match:
@@ -67,8 +68,8 @@ def find_preset(word: object) -> tuple[str, list[str]]:
         found = "missing" if word is None else f"{word!r} is not a preset{hint}"
         raise ServecastError(f"engine.preset: {found}; known: {one_of(known)}")
     wanted = (int(match[1]), int(match[2] or 0))
-    numbers = {name: _version(name, of, wanted) for name in known}
-    lower = [name for name in known if numbers[name] <= wanted]
+    numbers = {name: _version(name, of, wanted) for name in versions}
+    lower = [name for name in versions if numbers[name] <= wanted]
     if not lower:
         raise ServecastError(f"engine.preset: {word!r} is older than the oldest preset; known: {one_of(known)}")
     until = family(of)["presets"][lower[-1]].get("until")

@@ -35,9 +35,10 @@ DEFINITIONS = {
 }
 
 REASONS = {
-    "prompt_too_long": "the prompt leaves no room for an answer in max_model_len",
-    "over_max_model_len": "prompt + max_tokens exceed max_model_len",
+    "prompt_too_long": "the prompt leaves no room for an answer in the longest sequence that is served",
+    "over_max_model_len": "prompt + max_tokens exceed the longest sequence that is served",
     "over_kv_cache": "the request can never fit into the KV cache",
+    "over_step": "the prompt is longer than the engine takes in one step",
 }
 
 MEMORY = {

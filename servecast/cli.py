@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from servecast.anchoring import cli as anchoring
-from servecast.arguments import scenario_argument, set_option
+from servecast.arguments import set_option
 from servecast.calibrate_cli import calibrate
 from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
@@ -63,8 +63,14 @@ def main() -> None:
 
 
 @main.command()
-@scenario_argument
+@click.argument("scenario", type=click.Path(path_type=Path), required=False)
 @set_option
+@click.option(
+    "--serve-args",
+    metavar="LINE",
+    help="The line that starts your engine, in place of the scenario's model, engine and tp: vllm serve ..., "
+    "python -m sglang.launch_server ..., trtllm-serve ...",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -81,8 +87,9 @@ def main() -> None:
 )
 @click.option("--show-resolved", is_flag=True, help="Print the scenario with every default filled in, and stop.")
 def run(
-    scenario: Path,
+    scenario: Path | None,
     overrides: tuple[str, ...],
+    serve_args: str | None,
     out: Path | None,
     as_json: bool,
     intervals: int | None,
@@ -93,11 +100,14 @@ def run(
     \b
     servecast run scenarios/quickstart.yaml
     servecast run scenarios/quickstart.yaml --set engine.max_num_seqs=64 --out runs/seqs64
+    servecast run scenarios/quickstart.yaml --serve-args "vllm serve Qwen/Qwen3-8B --max-num-seqs 64"
     """
+    if scenario is None:
+        raise _no_scenario(serve_args)
     from servecast.scenario import load_scenario
     from servecast.setup import set_up
 
-    setup = set_up(load_scenario(scenario, overrides))
+    setup = set_up(load_scenario(scenario, overrides, serve_args))
     if show_resolved:
         click.echo(_resolved(setup), nl=False)
         return
@@ -147,6 +157,19 @@ main.add_command(calibrate)
 for command in (*anchoring.COMMANDS, *conformance.COMMANDS):
     calibrate.add_command(command)
 main.add_command(validate)
+
+
+def _no_scenario(serve_args: str | None) -> Exception:
+    """What is still needed, beside all that is wrong with the line."""
+    if serve_args is None:
+        return click.UsageError("Missing argument 'SCENARIO'.", click.get_current_context())
+    from servecast.serve_args import problems_of
+
+    return ServecastError(
+        *problems_of(serve_args),
+        "--serve-args says what is served, not on which GPU and to whom: give a SCENARIO too, whose cluster.gpu and "
+        'workload stay, as in servecast run scenarios/quickstart.yaml --serve-args "..."',
+    )
 
 
 def _make_folder(out: Path) -> None:

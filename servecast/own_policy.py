@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import sys
 from pathlib import Path
 
 from calibrate.engine import EngineSpec
@@ -51,13 +52,15 @@ def own_policy(path: Path, name: str, engine: EngineSpec) -> Scheduler:
 def _load(path: Path, name: str) -> type[Scheduler]:
     if not path.is_file():
         raise ServecastError(f"{KEY}: there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"servecast_own_{path.stem}", path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the module of a class
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[spec.name]
         raise ServecastError(f"{KEY}: {path} cannot be loaded: {type(error).__name__}: {error}") from error
     classes = {n: c for n, c in vars(module).items() if inspect.isclass(c)}
     own = {n: c for n, c in classes.items() if issubclass(c, Scheduler) and c is not Scheduler}
@@ -66,4 +69,6 @@ def _load(path: Path, name: str) -> type[Scheduler]:
             f"{KEY}: {path} has no class {name} that inherits from sim.schedulers.Scheduler; it has "
             f"{one_of(own) if own else 'none that does'}"
         )
+    if own[name].plan is Scheduler.plan:
+        raise ServecastError(f"{KEY}: {name} has no plan(state), which makes a step's batch (docs/own-policy)")
     return own[name]

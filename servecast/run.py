@@ -178,13 +178,13 @@ def tables_of(setup: Setup) -> Tables:
         alike = [g for g in pool.groups if g.kind == KINDS[window.chunked] and g.size == window.size]
         most = alike[0].most_blocks(engine.max_model_len, pool.in_flight) if alike else 0
         windows.append(Window(window.size, window.chunked, len(alike), most))
-    keeps = kv_rules(engine).keeps_in_flight
+    rules = kv_rules(engine)
     whole = engine.policy.get("scheduler_reserve_full_isl", False)
     return Tables(
         full=sum(group.kind == "full" for group in pool.groups),
         windows=tuple(windows),
-        admission="step" if not whole else "window" if keeps else "prompt",
-        late=keeps and engine.async_scheduling,
+        admission="step" if not whole else "window" if rules.caps_admission else "prompt",
+        late=rules.keeps_in_flight and engine.async_scheduling,
     )
 
 

@@ -20,6 +20,7 @@ from servecast.errors import ServecastError, one_of
 from servecast.mistakes import MistakeError, say
 from servecast.own_policy import split
 from servecast.parts import Count, Part, Time, known, named
+from servecast.serve_args import KEY, put_into, read_line
 from servecast.units import Size
 from servecast.workload import (
     ClassPart,
@@ -31,7 +32,7 @@ from servecast.workload import (
     SloPart,
     WorkloadPart,
 )
-from servecast.yamlfile import YamlFile, load_yaml
+from servecast.yamlfile import YamlFile, load_yaml, override
 from sim.routers import ROUTERS
 
 MAX_REPLICAS = 100_000
@@ -157,16 +158,24 @@ class Scenario(Part):
         return self._file.folder_of(key, *others) / value if self._file else Path(value)
 
 
-def load_scenario(path: str | Path, overrides: Iterable[str] | Mapping[str, object] = ()) -> Scenario:
+def load_scenario(
+    path: str | Path, overrides: Iterable[str] | Mapping[str, object] = (), serve_args: str | None = None
+) -> Scenario:
     """Read and check a scenario file.
 
-    `overrides`: `"engine.max_num_seqs=64"` strings, or a mapping from key path to value. Raises ServecastError with
-    every problem, each with file and line, what was found and what is allowed.
+    `serve_args`: the line with which an engine is started (`vllm serve ...`), in place of the file's model, engine and
+    tp. `overrides`, on top of both: `"engine.max_num_seqs=64"` strings, or a mapping from key path to value. Raises
+    ServecastError with every problem, each with file and line, what was found and what is allowed.
     """
-    file = load_yaml(Path(path), overrides)
+    file = load_yaml(Path(path))
+    notes: list[str] = []
+    if serve_args is not None:
+        changes, notes = put_into(file.data, read_line(serve_args))
+        file.change(changes.items(), KEY, [])
+    override(file, overrides)
     if file.data.get("name") is None:
         file.data["name"] = Path(path).stem
-    notes = _leave_out(file)
+    notes += _leave_out(file)
     try:
         scenario = Scenario.model_validate(file.data)
     except ValidationError as error:
@@ -213,6 +222,8 @@ def _engine_problems(data: Mapping[str, Any], found: list[str]) -> list[str]:
     pools = data.get("cluster", {}).get("pools") if isinstance(data.get("cluster"), dict) else None
     pool = pools[0] if isinstance(pools, list) and pools else data.get("cluster")
     engine = {"preset": e} if isinstance(e := data.get("engine"), str) else e
+    if isinstance(engine, dict):
+        engine = {key: value for key, value in engine.items() if key != "scheduler"}  # the user's own
     try:
         resolve_engine(engine, load_gpu(pool["gpu"]), load_model(data["model"]))  # type: ignore[index, arg-type]
     except ServecastError as error:

@@ -56,34 +56,45 @@ class YamlFile:
 
     def folder_of(self, *keys: str) -> Path:
         """The folder to which a path given under one of `keys` is relative: the file's, or the current one for
-        `--set`."""
-        return Path() if any(self.places.get(key, "").startswith("--set") for key in keys) else self.path.parent
+        what the command line says."""
+        return Path() if any(self.places.get(key, "").startswith("--") for key in keys) else self.path.parent
+
+    def change(self, pairs: Iterable[tuple[str, object]], option: str, problems: list[str]) -> None:
+        """Set values by key path, and remember that the command line's `option` said so; what cannot be set is added to
+        `problems`."""
+        places = self.places
+        for key, value in pairs:
+            if not all(key.split(".")):
+                problems.append(f"{option} {key}: an empty word in the key; write it like engine.max_num_seqs")
+                continue
+            _set(self.data, key, value, problems)
+            for stale in [k for k in places if k.startswith(f"{key}.")]:
+                del places[stale]
+            said = f"{option} {key}" if option == "--set" else option
+            parts = key.split(".")
+            for i in range(1, len(parts)):
+                places.setdefault(".".join(parts[:i]), said)
+            places[key] = said
+            _mark_set(value, key, places)
 
 
-def load_yaml(path: Path, overrides: Iterable[str] | Mapping[str, object] = ()) -> YamlFile:
-    """Read `path` and apply `key=value` overrides (values are YAML). Raises ServecastError with every problem."""
+def load_yaml(path: Path) -> YamlFile:
+    """Read `path`. Raises ServecastError with every problem."""
     places: dict[str, str] = {}
     data = _parse(_text(path), str(path), places)
     if not isinstance(data, dict):
         found = {type(None): "it is empty", list: "it holds a list", str: "it holds plain text (is it a trace?)"}
         said = found.get(type(data), f"it holds only {data!r}")
         raise ServecastError(f"{path}: {said}; a scenario is a mapping: model, engine, cluster, workload, ...")
+    return YamlFile(data, places, path)
+
+
+def override(file: YamlFile, overrides: Iterable[str] | Mapping[str, object]) -> None:
+    """Apply `key=value` overrides (values are YAML). Raises ServecastError with every problem."""
     problems: list[str] = []
-    for key, value in _pairs(overrides, problems):
-        if not all(key.split(".")):
-            problems.append(f"--set {key}: an empty word in the key; write it like engine.max_num_seqs")
-            continue
-        _set(data, key, value, problems)
-        for stale in [k for k in places if k.startswith(f"{key}.")]:
-            del places[stale]
-        parts = key.split(".")
-        for i in range(1, len(parts)):
-            places.setdefault(".".join(parts[:i]), f"--set {key}")
-        places[key] = f"--set {key}"
-        _mark_set(value, key, places)
+    file.change(_pairs(overrides, problems), "--set", problems)
     if problems:
         raise ServecastError(*problems)
-    return YamlFile(data, places, path)
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:

@@ -158,7 +158,8 @@ class Saturation:
 
 
 def saturation(requests: Mapping[str, Floats]) -> Saturation:
-    """Did arrivals outrun the replicas? `requests` are the accepted ones, `left_s` when each was over (inf: not yet).
+    """Did arrivals outrun the replicas? `requests` are the accepted ones, `left_queue_s` when each was begun,
+    `left_s` when it was over (inf: not yet).
 
     Judged on the requests in the system while requests were still arriving.
 
@@ -177,7 +178,9 @@ def saturation(requests: Mapping[str, Floats]) -> Saturation:
     start, end = float(arrivals[0]), float(arrivals[-1])
     edges = np.linspace(start, end, 5)
     early = requests["arrival_s"] <= edges[1]
-    if float(np.median((requests["left_s"] - requests["arrival_s"])[early])) > (end - start) / 2:
+    left, begun = requests["left_s"][early], requests["left_queue_s"][early]
+    served = left[begun < left] - begun[begun < left]
+    if served.size and float(np.median(served)) > (end - start) / 2:
         return Saturation(
             None, "undecided: the first requests take longer than half of the time in which requests arrive"
         )

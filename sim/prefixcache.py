@@ -45,8 +45,8 @@ class Run:
 class PrefixCache(KVCache):
     """`num_blocks` blocks of `block_size` tokens that are kept while there is room; `free` counts what can be evicted.
 
-    `paths`: request id -> what its prompt begins with; None where nobody knows. `blank_first` is the rule of vLLM 0.32:
-    blocks that are given back without having been filled are used up first.
+    `paths`: request id -> what its prompt begins with; None where nobody knows. `blank_first` is the rule of vLLM
+    from 0.24: blocks that are given back without having been filled are used up first.
     """
 
     __slots__ = ("_blank_first", "_found", "_paths", "_queue", "_queued", "_runs")

@@ -25,7 +25,17 @@ from sim.quiet import quiet_run, quiet_run_of_windows
 from sim.request import NEVER, Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
-from sim.steplog import CANCELLED, LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, STOP, UNFINISHED, Log
+from sim.steplog import (
+    CANCELLED,
+    LENGTH,
+    OVER_KV_CACHE,
+    OVER_MAX_MODEL_LEN,
+    OVER_STEP,
+    PROMPT_TOO_LONG,
+    STOP,
+    UNFINISHED,
+    Log,
+)
 
 if TYPE_CHECKING:
     from calibrate.cost import StepCost
@@ -384,8 +394,10 @@ class Replica:
         Unless its policy reserves, that it will never fit the KV cache follows from its true length, which the engine
         does not know: vLLM would let it run and preempt it for ever.
         """
-        if request.prompt_tokens >= min(self._max_model_len, self._scheduler.longest_prompt + 1):
+        if request.prompt_tokens >= self._max_model_len:
             return PROMPT_TOO_LONG
+        if request.prompt_tokens > self._scheduler.longest_prompt:
+            return OVER_STEP
         if request.prompt_tokens + request.max_tokens > self._max_model_len:
             return OVER_MAX_MODEL_LEN
         last = request.max_tokens if self._scheduler.reserves else request.output_tokens - 1

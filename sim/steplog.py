@@ -63,13 +63,18 @@ end in `finish_s`, and like an unfinished one the tokens that its client receive
 GAP_COLUMNS = ("gap_s", "tokens")
 """Columns of the log of long gaps: seconds between two tokens of one request, and how many tokens ended such a one."""
 
-OUTCOMES = ("length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished")
+OUTCOMES = (
+    "length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished", "over_step",
+)  # fmt: skip
 """What became of a request: finished at its `max_tokens` (`length`) or before it (`stop`); given up by its client
-(`cancelled`); rejected at arrival: its prompt leaves no room in `max_model_len`, prompt + max_tokens exceed it, or it
-can never fit the KV cache; or `unfinished` when the run was stopped early."""
-LENGTH, STOP, CANCELLED, PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE, UNFINISHED = range(len(OUTCOMES))
+(`cancelled`); rejected at arrival: its prompt leaves no room in `max_model_len`, prompt + max_tokens exceed it, it can
+never fit the KV cache, or its prompt is longer than the policy takes in one step (`over_step`); or `unfinished` when
+the run was stopped early."""
+LENGTH, STOP, CANCELLED, PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE, UNFINISHED, OVER_STEP = range(
+    len(OUTCOMES)
+)
 FINISHED = (LENGTH, STOP)
-REJECTED = (PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE)
+REJECTED = (PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE, OVER_STEP)
 """Outcomes, by what they mean."""
 
 

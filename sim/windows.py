@@ -47,7 +47,7 @@ class Tables:
     """The block tables of a model's layers: `full` whose layers see everything, and those of the `windows`.
 
     `admission`: an admission reserves, of these, the blocks of what it computes first ("step"), of the whole prompt as
-    if no window were there ("prompt"), or of the prompt, but never more than `Window.most` ("window", vLLM 0.32).
+    if no window were there ("prompt"), or of the prompt, but never more than `Window.most` ("window", from vLLM 0.24).
     `late`: what a step reads is kept until that step is over, not only until it is planned (0.32, asynchronous).
     """
 

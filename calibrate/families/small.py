@@ -15,7 +15,9 @@ from calibrate.options import Chosen
 from servecast.errors import ServecastError
 
 WIGGLE_ROOM = 0.93
-"""The share of the GPU's memory that TGI counts on (TGI_WIGGLE_ROOM)."""
+"""The share of the GPU's memory that TGI counts on (TGI_WIGGLE_ROOM): assumed."""
+LEAST_PREFILL, ANY_PREFILL = 100, 4096
+"""What TGI's launcher takes for a mistake, and what it takes instead or where it does not know the GPU, in tokens."""
 ALL = 1.0
 
 
@@ -25,8 +27,10 @@ def tgi(chosen: Chosen, layout: Parallelism, gpu: Gpu, model: ModelSpec, preset:
     _longest(chosen, model, "max_total_tokens")
     for name in ("max_batch_total_tokens", "max_batch_size"):
         chosen.default(name, None)
+    fast = int(layout.tp * preset["card_flops"].get(gpu.id, 0) // _tgi_flops(model))
+    fast = fast if fast > LEAST_PREFILL else ANY_PREFILL
+    chosen.default("max_batch_prefill_tokens", min(fast, model.max_position), f" for {layout.tp} x {gpu.id}")
     seqs = min(v["max_batch_size"] or v["max_concurrent_requests"], v["max_concurrent_requests"])
-    total, prompts, block = v["max_batch_total_tokens"], v["max_batch_prefill_tokens"], 16
     return _engine(
         chosen,
         {
@@ -37,14 +41,20 @@ def tgi(chosen: Chosen, layout: Parallelism, gpu: Gpu, model: ModelSpec, preset:
             "num_gpu_blocks_override": "max_batch_total_tokens",
         },
         max_num_seqs=seqs,
-        max_num_batched_tokens=max(-(-prompts // block) * block, seqs),
+        max_num_batched_tokens=max(v["max_batch_prefill_tokens"], seqs),
         gpu_memory_utilization=WIGGLE_ROOM * v["cuda_memory_fraction"],
-        num_gpu_blocks_override=total and max(1, total // block),
-        block_size=block,
+        block_size=1,
         policy={name: v[name] for name in ("max_batch_prefill_tokens", "waiting_served_ratio", "max_waiting_tokens")}
         | {"max_batch_size": seqs},
         graphs={"decode": (1, 2, 4, 8, 16, 32), "mixed": ()},
     )
+
+
+def _tgi_flops(model: ModelSpec) -> int:
+    """FLOP of a token as TGI's launcher counts them (`Config::flop`): attention as one more projection."""
+    attention = 2 * model.hidden * model.head_dim * (3 * model.heads + 2 * model.kv_heads)
+    inner = model.experts.topk * model.experts.inter if model.experts else model.intermediate
+    return model.layers * (attention + 6 * model.hidden * inner)
 
 
 def llama_cpp(

@@ -87,7 +87,8 @@ def _graphs(values: Mapping[str, Any], rule: Mapping[str, int], gpu: Gpu) -> dic
     prompts, with `cudagraph_mode` FULL_DECODE_ONLY.
 
     1, 2, 4, multiples of 8 below 256 and of the stride from there, up to `max_cudagraph_capture_size`, which is twice
-    `max_num_seqs` or the limit unless it is given (`_set_cudagraph_sizes` in vllm/config of each version).
+    `max_num_seqs` or the limit unless it is given; from 0.24 `max_num_batched_tokens` too, where it is no larger
+    (`_set_cudagraph_sizes` in vllm/config of each version).
     """
     mode = values["cudagraph_mode"]
     if values["enforce_eager"] or mode == "NONE":
@@ -95,7 +96,9 @@ def _graphs(values: Mapping[str, Any], rule: Mapping[str, int], gpu: Gpu) -> dic
     limit = rule.get(gpu.architecture, rule["limit"])
     asked = values["max_cudagraph_capture_size"] or min(2 * values["max_num_seqs"], limit)
     most = min(asked, values["max_num_batched_tokens"])
-    sizes = tuple(n for n in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, rule["stride"])) if n <= most)
+    budget = [most] if rule.get("budget") and most == values["max_num_batched_tokens"] else []
+    every = {1, 2, 4, *range(8, 256, 8), *range(256, most + 1, rule["stride"]), *budget}
+    sizes = tuple(sorted(n for n in every if n <= most))
     return {"decode": sizes, "mixed": () if "DECODE_ONLY" in mode else sizes, "compiled": True}
 
 

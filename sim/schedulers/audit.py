@@ -21,7 +21,8 @@ class Audited(Scheduler):
     def __init__(self, policy: Scheduler, name: str, max_tokens: int, max_seqs: int) -> None:
         self._policy, self._name = policy, name
         self._max_tokens, self._max_seqs = max_tokens, max_seqs
-        self.cache, self.reserves, self.longest_prompt = policy.cache, policy.reserves, policy.longest_prompt
+        self.cache, self.reserves, self.overruns = policy.cache, policy.reserves, policy.overruns
+        self.longest_prompt = policy.longest_prompt
 
     def __str__(self) -> str:
         return self._name

@@ -232,10 +232,15 @@ def test_batches_are_padded_to_the_captured_graphs() -> None:
         ("vllm-0.10", "h100-sxm", 256, (1, 2, 4, *range(8, 513, 8))),
         ("vllm-0.19", "h100-sxm", 256, (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))),
         ("vllm-0.19", "h100-sxm", 20, (1, 2, 4, 8, 16, 24, 32, 40)),
+        ("vllm-0.24", "b200-sxm", 1024, (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))),
         ("vllm-0.32", "b200-sxm", 1024, (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))),
     ):
         engine = parts("llama-3.1-8b", gpu, preset=preset, max_num_seqs=seqs)[3]
         assert list(engine.graphs.decode) == list(sizes)
+    for preset, largest in (("vllm-0.19", 288), ("vllm-0.24", 300), ("vllm-0.32", 300)):
+        options = {"max_num_seqs": 256, "max_num_batched_tokens": 300, "max_cudagraph_capture_size": 400}
+        engine = parts("llama-3.1-8b", "h100-sxm", preset=preset, **options)[3]
+        assert engine.graphs.decode[-1] == largest, "from 0.24 the budget has a graph of its own"
 
 
 def test_long_steps_take_longer_than_their_kernels_in_bursts() -> None:

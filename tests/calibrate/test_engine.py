@@ -8,7 +8,7 @@ from calibrate.engine import resolve_engine
 from calibrate.hardware import load_gpu
 from calibrate.layout import Parallelism, check_layout
 from calibrate.models import load_model
-from calibrate.options import family
+from calibrate.options import FAMILIES, family, find_preset
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import parts
 
@@ -31,12 +31,12 @@ def test_defaults_by_version_and_gpu(preset: str, gpu: str, tokens: int, seqs: i
     engine = parts(MODEL, gpu, preset=preset)[3]
     large = preset == "vllm-0.32" and gpu in ("b200-sxm", "mi300x")
     assert (engine.max_num_batched_tokens, engine.max_num_seqs) == (16384 if large else tokens, seqs)
-    assert engine.gpu_memory_utilization == (0.92 if preset == "vllm-0.32" else 0.9)
+    assert engine.gpu_memory_utilization == (0.92 if preset in ("vllm-0.24", "vllm-0.32") else 0.9)
     assert engine.async_scheduling is (preset != "vllm-0.10")
-    assert engine.policy["scheduler_reserve_full_isl"] is (preset in ("vllm-0.19", "vllm-0.32"))
+    assert engine.policy["scheduler_reserve_full_isl"] is (preset in ("vllm-0.19", "vllm-0.24", "vllm-0.32"))
     assert engine.policy["long_prefill_alone_exempt"] is (preset == "vllm-0.32")
     assert (engine.block_size, engine.max_model_len, engine.policy["enable_chunked_prefill"]) == (16, 131072, True)
-    assert (engine.enable_prefix_caching, engine.blank_blocks_first) == (True, preset == "vllm-0.32")
+    assert (engine.enable_prefix_caching, engine.blank_blocks_first) == (True, preset in ("vllm-0.24", "vllm-0.32"))
 
 
 def test_sources_say_where_a_value_came_from() -> None:
@@ -54,9 +54,10 @@ def test_defaults_are_capped() -> None:
 
 def test_unlisted_versions_resolve_downwards() -> None:
     assert parts(MODEL, "l4", preset="vllm-0.17")[3].preset == "vllm-0.15"
-    engine = parts(MODEL, "l4", preset="vllm-0.24.1")[3]
+    engine = parts(MODEL, "l4", preset="vllm-0.23.1")[3]
     assert engine.preset == "vllm-0.19"
-    assert "vllm-0.24.1" in engine.notes[0]
+    assert "vllm-0.23.1" in engine.notes[0]
+    assert parts(MODEL, "l4", preset="vllm-0.28")[3].preset == "vllm-0.24"
     assert parts(MODEL, "l4", preset="vllm-0.19.1")[3].preset == "vllm-0.19"
     assert "older than the oldest" in refusal(preset="vllm-0.5.4")
     assert "vllm-0.10" in refusal(preset="sglan-0.5")
@@ -133,3 +134,26 @@ def test_an_option_set_to_none_is_not_given() -> None:
 @pytest.mark.parametrize("option", ["max_num_seqs", "max_num_batched_tokens"])
 def test_limits_that_would_exhaust_the_memory_are_refused(option: str) -> None:
     assert "at most 4,194,304" in refusal(**{option: 10**11})
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if family(name)["presets"].keys() == {name}])
+def test_a_preset_without_versions_has_none(name: str) -> None:
+    with pytest.raises(ServecastError, match=f"'{name}-9' is not a preset.*did you mean '{name}'"):
+        find_preset(f"{name}-9")
+
+
+def test_tgi_takes_the_prefill_budget_from_the_gpu_and_the_model() -> None:
+    """`compute_optimal` of its launcher: 900 and 121 TFLOP/s by its table, 15.032385536 GFLOP a token by its count."""
+    budgets = {}
+    for gpu, tp in (("h100-sxm", 1), ("h100-sxm", 2), ("l4", 1), ("h200-sxm", 1)):
+        engine = parts(MODEL, gpu, tp, preset="tgi-3")[3]
+        budgets[gpu, tp] = engine.policy["max_batch_prefill_tokens"]
+        assert engine.block_size == 1
+    assert budgets == {("h100-sxm", 1): 59870, ("h100-sxm", 2): 119741, ("l4", 1): 8049, ("h200-sxm", 1): 4096}
+    said = parts(MODEL, "h100-sxm", preset="tgi-3", max_batch_prefill_tokens=5000)[3]
+    assert said.max_num_batched_tokens == 5000
+
+
+@pytest.mark.parametrize(("preset", "share"), [("sarathi", 0.8), ("mlc-llm", 0.85), ("tgi-3", 0.93), ("orca", 0.9)])
+def test_shares_of_the_memory(preset: str, share: float) -> None:
+    assert parts(MODEL, "h100-sxm", preset=preset)[3].gpu_memory_utilization == share

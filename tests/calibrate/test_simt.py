@@ -33,6 +33,9 @@ def test_steps_of_a_model_that_keeps_its_router_in_32_bits() -> None:
     assert 62 * 20e-6 < more < 62 * 50e-6
     hopper, newer = (cost("minimax-m2.5", "h100-sxm", tp=8, preset=preset) for preset in ("vllm-0.19", "vllm-0.32"))
     assert hopper.step_s((), 32, 32_000) > newer.step_s((), 32, 32_000) + 62 * 20e-6
+    own = cost("minimax-m2.5", "b200-sxm", tp=4, preset="vllm-0.24")
+    assert own.step_s((), 32, 32_000) == after.step_s((), 32, 32_000), "0.24's own kernel is for up to 32 tokens"
+    assert own.step_s((), 64, 64_000) == before.step_s((), 64, 64_000)
     assert hopper.tokens_s[256] == pytest.approx(newer.tokens_s[256], rel=0.01), "cuBLAS again, from 33 tokens on"
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import servecast
 from servecast.errors import ServecastError
-from tests.servecast.helpers import fixed, small
+from servecast.own_policy import own_policy
+from servecast.run import simulate
+from servecast.scenario import load_scenario
+from servecast.setup import set_up
+from sim.schedulers.audit import Audited
+from tests.servecast.helpers import QUICKSTART, fixed, small
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "own-policy" / "shortest_prompt.py"
 
@@ -100,3 +106,31 @@ def test_a_word_that_names_no_class_is_refused():
         small(engine__scheduler="mine")
     with pytest.raises(ServecastError, match="there is no file"):
         servecast.simulate(small(engine__scheduler="absent.py:Mine"))
+
+
+def test_a_policy_may_be_a_dataclass_and_must_plan(tmp_path: Path) -> None:
+    """With postponed annotations, as most files have them."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom sim.schedulers import Scheduler\n"
+        "@dataclass\nclass Mine(Scheduler):\n    max_num_seqs: int\n    def plan(self, state):\n        ...\n"
+        "class Idle(Scheduler):\n    pass\n",
+        encoding="utf-8",
+    )
+    engine = set_up(load_scenario(QUICKSTART)).engine
+    own_policy(path, "Mine", engine)
+    with pytest.raises(ServecastError, match=r"Idle has no plan\(state\)"):
+        own_policy(path, "Idle", engine)
+
+
+@pytest.mark.parametrize(
+    "preset", ["vllm-0.19", "vllm-0.6", "sglang-0.5", "tensorrt-llm-1", "tgi-3", "mlc-llm", "orca"]
+)
+def test_a_presets_policy_that_is_watched_is_the_same(preset: str) -> None:
+    scenario = load_scenario(QUICKSTART, [f"engine.preset={preset}", "workload.num_requests=60"])
+    setup = set_up(scenario)
+    audited = Audited(setup.scheduler, "Mine", setup.engine.max_num_batched_tokens, setup.engine.max_num_seqs)
+    same = simulate(replace(setup, scheduler=audited)).summary()
+    assert {k: v for k, v in same.items() if k.endswith("_ms")} == {
+        k: v for k, v in simulate(setup).summary().items() if k.endswith("_ms")
+    }

@@ -8,6 +8,7 @@ import servecast
 from calibrate.engine import preset_names
 from calibrate.ubatch import InPieces
 from servecast.errors import ServecastError
+from servecast.run import tables_of
 from servecast.scenario import Scenario
 from servecast.setup import set_up
 from tests.servecast.helpers import small
@@ -85,3 +86,13 @@ def test_a_step_in_pieces_costs_what_its_pieces_cost():
     assert cost.step_s([(3, 10), (2, 0)], 3, 90) == whole.step_s([(3, 10), (2, 0)], 3, 90)
     pieces = whole.step_s([(5, 10)], 3, 90) + whole.step_s([(2, 15), (6, 0)], 0, 0) + whole.step_s([(4, 6)], 0, 0)
     assert cost.step_s([(7, 10), (10, 0)], 3, 90) == pytest.approx(pieces)
+
+
+@pytest.mark.parametrize(
+    ("preset", "admission", "late", "most"),
+    [("vllm-0.19", "prompt", False, 521), ("vllm-0.24", "window", False, 521), ("vllm-0.32", "window", True, 1033)],
+)
+def test_what_windows_reserve_and_keep_by_version(preset, admission, late, most):
+    """gpt-oss: windows of 128 tokens beside 8,192 in flight, or twice as many, in blocks of 16."""
+    tables = tables_of(set_up(small(model="gpt-oss-20b", engine={"preset": preset})))
+    assert (tables.admission, tables.late, tables.windows[0].most) == (admission, late, most)

@@ -89,14 +89,14 @@ def windowed(seed, version, setting, rows):
     """The setting with layers with windows, and their block tables."""
     r = random.Random(seed)
     policy, cost, num_blocks, block_size, asynchronous = setting
-    in_flight, windows = policy.max_num_batched_tokens * (1 + asynchronous), []
+    in_flight, windows = policy.max_num_batched_tokens * (1 + (asynchronous and minor_of(version) >= 32)), []
     for _ in range(r.choice([1, 1, 2])):
         size, chunked = r.choice([1, 2, r.randint(1, 24), 64]), r.random() < 0.4
         most = bound(size, chunked, block_size, in_flight)
         windows.append(Window(size, chunked, r.randint(1, 3), most))
-    newest = minor_of(version) >= 32
-    admission = "step" if not policy.scheduler_reserve_full_isl else "window" if newest else "prompt"
-    tables = Tables(r.randint(0, 2), tuple(windows), admission, newest and asynchronous)
+    capped = minor_of(version) >= 24
+    admission = "step" if not policy.scheduler_reserve_full_isl else "window" if capped else "prompt"
+    tables = Tables(r.randint(0, 2), tuple(windows), admission, minor_of(version) >= 32 and asynchronous)
     longest = max(prompt + output for _, prompt, output, *_ in rows)
     num_blocks = 1 + tables.count * -(-longest // block_size) + r.choice([0, 1, 2, r.randint(0, 10), 1000])
     cost = replace(cost, windows=tuple(r.choice([0.0, 0.001]) for _ in windows))
@@ -117,7 +117,7 @@ def main(version):
         columns = [np.array(c) for c in zip(*rows, strict=True)]
         prefix, begins = shared(seed, rows)
         paths = content_of(prefix, columns[1], setting[3]).path
-        cache = PrefixCache(setting[2], setting[3], paths, minor_of(version) >= 32)
+        cache = PrefixCache(setting[2], setting[3], paths, minor_of(version) >= 24)
         for kv, same in ((None, None), (cache, begins)):
             theirs, steps = vllm.run(*setting, rows, same)
             source = OpenLoop(columns[0].astype(float), Requests(*columns[1:4], None, columns[4]))

@@ -78,7 +78,7 @@ class VllmRequest:
     _ZERO = (
         "num_computed_tokens num_output_placeholders num_preemptions num_external_computed_tokens client_index "
         "priority num_nans_in_logits num_stale_output_tokens num_in_flight_tokens next_decode_eligible_step "
-        "last_sched_seq prefix_cache_hit_tokens shared_prefix_boundary"
+        "last_sched_seq prefix_cache_hit_tokens shared_prefix_boundary async_tokens_to_discard"
     )
     _FALSE = (
         "has_encoder_inputs discard_latest_async_tokens use_structured_output resumable is_prefill_chunk "
@@ -266,6 +266,7 @@ class Vllm:
         self._put("vllm._bc_linter", bc_linter_include=lambda c: c, bc_linter_skip=lambda c: c)
         self._put("vllm.v1.utils", record_function_or_nullcontext=lambda name: contextlib.nullcontext())
         importlib.import_module("vllm").bc_linter_include = lambda c: c
+        importlib.import_module("vllm").envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL = None  # 0.24 asks it
         self.scheduler = importlib.import_module(f"{SCHED}.scheduler")
         self.asynchronous = importlib.import_module(f"{SCHED}.async_scheduler")
         self.manager = importlib.import_module(f"{CORE}.kv_cache_manager").KVCacheManager
@@ -275,8 +276,8 @@ class Vllm:
             "SlidingWindowSpec": managers.SlidingWindowManager,
             "ChunkedLocalAttentionSpec": managers.ChunkedLocalAttentionManager,
         }
-        registry = importlib.import_module("vllm.v1.kv_cache_spec_registry").KVCacheSpecRegistry  # 0.32 asks it
-        registry.get_manager_class = lambda spec, role: kinds[type(spec).__name__]
+        registry = importlib.import_module("vllm.v1.kv_cache_spec_registry").KVCacheSpecRegistry  # 0.24 and 0.32 ask it
+        registry.get_manager_class = lambda spec, *role: kinds[type(spec).__name__]
         self.queues = importlib.import_module(f"{SCHED}.request_queue")
 
     @staticmethod
@@ -328,7 +329,7 @@ class Vllm:
         false = (
             "log_stats use_eagle use_pp use_v2_model_runner need_mamba_block_aligned_split needs_kv_cache_zeroing "
             "has_mamba_layers is_encoder_decoder is_mm_encoder_only defer_block_free requires_kv_delivery "
-            "prefill_capacity_bound adaptive_long_prefill_threshold"
+            "prefill_capacity_bound adaptive_long_prefill_threshold enable_return_routed_experts"
         )
         zero = (
             "num_waiting_for_streaming_input max_num_encoder_input_tokens num_spec_tokens num_lookahead_tokens "
