@@ -46,6 +46,16 @@ class _Group(click.Group):
         ctx.exit(2)
 
 
+class _Draws(click.IntRange):
+    """How many draws the intervals are made of."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is not a number of draws, {self.min} to {self.max}", param, ctx)
+
+
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="servecast", prog_name="servecast")
 def main() -> None:
@@ -71,7 +81,7 @@ def main() -> None:
     "--intervals",
     is_flag=False,
     flag_value=20,
-    type=click.IntRange(5, 1000),
+    type=_Draws(5, 1000),
     metavar="[DRAWS]",
     help="Say how sure it is: simulate again under so many draws of what may be wrong. [20 if no number is given]",
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 
-from calibrate.engine import preset_names
 from calibrate.hardware import GIB, gpu_ids, load_gpu
 from calibrate.models import load_model, model_names
+from calibrate.options import family, family_of, preset_names
 from calibrate.profile import profile_names
 from calibrate.serving import unsimulated
 from workloads.mixes import load_mixes
@@ -27,10 +27,19 @@ def gpus() -> Iterable[str]:
     profiled = profile_names()
     for gpu_id in gpu_ids():
         gpu = load_gpu(gpu_id)
+        tflops = gpu.flops["bf16"] / 1e12
+        times = "profile" if gpu_id in profiled else "datasheet"
         yield (
             f"{gpu_id:<15} {gpu.memory_bytes / GIB:6.1f} GiB, {gpu.bandwidth_bytes_per_s / 1e12:5.2f} TB/s, "
-            f"{gpu.flops['bf16'] / 1e12:6.0f} TFLOPS dense bf16, {'profile' if gpu_id in profiled else 'datasheet'}"
+            f"{tflops:6.{0 if tflops >= 1 else 2}f} TFLOPS dense bf16, {times}"
         )
+
+
+def presets() -> Iterable[str]:
+    """Name, engine with its version, and scheduler policy of every preset."""
+    for name in preset_names():
+        preset = family(family_of(name))["presets"][name]
+        yield f"{name:<15} {preset['source']}, policy {preset['scheduler']}"
 
 
 def mixes() -> Iterable[str]:
@@ -50,7 +59,7 @@ def scenarios() -> Iterable[str]:
 LISTINGS: dict[str, Callable[[], Iterable[str]]] = {
     "models": models,
     "gpus": gpus,
-    "presets": preset_names,
+    "presets": presets,
     "mixes": mixes,
     "scenarios": scenarios,
 }

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from servecast.errors import one_of
-from servecast.mistakes import NOT_YET, shown
+from servecast.mistakes import NOT_YET, MistakeError, shown
 from servecast.parts import Count, Limit, Part, checked, kind_of, known, named
 from servecast.units import Duration
 from workloads.arrivals import ARRIVALS
@@ -106,8 +106,11 @@ class PriorityPart(Part):
 
     @model_validator(mode="after")
     def _stated_error(self) -> PriorityPart:
-        if ("sigma" in self.model_fields_set) is not (self.by == "predicted-output"):
-            raise ValueError("sigma, the error of the prediction, goes with by: predicted-output (0 is a perfect one)")
+        given = "sigma" in self.model_fields_set
+        if self.by == "predicted-output" and not given:
+            raise MistakeError([".sigma: missing; the error of the prediction, from 0 (a perfect one) to 5"])
+        if given and self.by != "predicted-output":
+            raise MistakeError([f".sigma: the error of a prediction; by: {self.by} predicts nothing, take it out"])
         return self
 
 

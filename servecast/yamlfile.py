@@ -48,10 +48,11 @@ class YamlFile:
     path: Path
 
     def at(self, problem: str) -> str:
-        """`problem`, which begins with a key path, with the place in front: that of the nearest enclosing key."""
+        """`problem`, which begins with a key path, with the place in front: that of the nearest enclosing key. For
+        one that was set it is `--set` alone, since the problem names the key."""
         key = max((k for k in self.places if re.match(re.escape(k) + r"[:. ]", problem)), key=len, default="")
         place = self.places.get(key, str(self.path))
-        return f"--set {problem}" if place == f"--set {key}" and problem[len(key)] != "." else f"{place}: {problem}"
+        return f"--set {problem}" if place.startswith("--set ") else f"{place}: {problem}"
 
     def folder_of(self, *keys: str) -> Path:
         """The folder to which a path given under one of `keys` is relative: the file's, or the current one for

@@ -204,7 +204,7 @@ def test_a_mistake_in_a_workload(
     Path("s.yaml").write_text("a: b\n")
     found = problems(QUICKSTART, {"workload": workload})
     assert any(part in problem for problem in found), found
-    assert all(problem.startswith("--set workload: ") for problem in found)
+    assert all(problem.startswith(("--set workload: ", "--set workload.")) for problem in found)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,13 @@ def test_resolved_scenario_can_be_run_again() -> None:
 
 @pytest.mark.parametrize(
     ("what", "word"),
-    [("models", "llama-3.1-8b"), ("gpus", "h100-sxm"), ("presets", "vllm-0.19"), ("scenarios", "quickstart.yaml: ")],
+    [
+        ("models", "llama-3.1-8b"),
+        ("gpus", "h100-sxm"),
+        ("gpus", " 0.02 TFLOPS"),
+        ("presets", "vLLM v0.19.1, policy vllm-v1"),
+        ("scenarios", "quickstart.yaml: "),
+    ],
 )
 def test_list(what: str, word: str) -> None:
     out = call("list", what)
@@ -107,6 +113,27 @@ def test_every_mistake_is_said_and_the_exit_code_is_2() -> None:
         "Error: --set slo.tf",
         "Error: --set sede: ",
     ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "workload.lengths.prompt={kind: lognormal, mean: 3, cv: -1}",
+            "workload.lengths.prompt.cv: -1 is not a number",
+        ),
+        ("workload.lengths.prompt.cv=-1", "workload.lengths.prompt.cv: -1 is not a number"),
+        ("workload.priority={by: predicted-output, sigma: -1}", "workload.priority.sigma: -1 is not 0 or more"),
+        ("workload.priority.by=predicted-output", "workload.priority.sigma: missing"),
+    ],
+)
+def test_a_mistake_in_an_override_names_each_key_once(change: str, said: str) -> None:
+    assert call("run", QUICKSTART, "--set", change).stderr.startswith(f"Error: --set {said}")
+
+
+@pytest.mark.parametrize("draws", ["abc", "2.5"])
+def test_intervals_are_a_number_of_draws(draws: str) -> None:
+    assert f"'{draws}' is not a number of draws, 5 to 1000" in call("run", QUICKSTART, "--intervals", draws).stderr
 
 
 @pytest.mark.parametrize(

@@ -84,4 +84,4 @@ def test_the_command_says_how_sure_it_is(tmp_path: Path) -> None:
     assert found["draws"] == 5
     low, high = found["intervals"]["mean_ttft_ms"]
     assert low < high
-    assert "is not in the range" in CliRunner().invoke(main, [*args[:-1], "3"]).output
+    assert "'3' is not a number of draws, 5 to 1000" in CliRunner().invoke(main, [*args[:-1], "3"]).output

@@ -57,8 +57,8 @@ def test_a_deadline_is_the_arrival_plus_the_limit_of_the_class():
     ("changes", "said"),
     [
         ({"workload__priority": {"by": "deadline"}, "slo": {"tpot": "1s"}}, "which is not given for all"),
-        ({"workload__priority": {"by": "deadline", "sigma": 1}}, "goes with by: predicted-output"),
-        ({"workload__priority": {"by": "predicted-output"}}, "goes with by: predicted-output"),
+        ({"workload__priority": {"by": "deadline", "sigma": 1}}, "by: deadline predicts nothing"),
+        ({"workload__priority": {"by": "predicted-output"}}, "workload.priority.sigma: missing; the error"),
         ({"workload__priority": {"by": "deadline"}, "engine__scheduling_policy": "fcfs"}, "unless the engine's"),
     ],
 )

@@ -1,0 +1,138 @@
+"""The figures that scenarios' headers state are those that their commands give: headers do not go stale silently."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import servecast
+
+REPO = Path(__file__).parents[1]
+CODE, KV, RAG = "scenarios/mix-code.yaml", "scenarios/kv-pressure.yaml", "scenarios/mix-rag.yaml"
+BUDGET, QUICK, OWN = "scenarios/token-budget.yaml", "scenarios/quickstart.yaml", "docs/own-policy/scenario.yaml"
+LOOP, AGENT, SUMMARY = "scenarios/closed-loop-benchmark.yaml", "scenarios/mix-agent.yaml", "scenarios/mix-summary.yaml"
+CHAT, LEGAL, BATCH = "scenarios/mix-chat.yaml", "scenarios/mix-legal.yaml", "scenarios/mix-batch.yaml"
+PRIORITY = "scenarios/priority.yaml"
+CHUNKS = "workload.sessions.chunks=5"
+TOKENS = "engine.max_num_batched_tokens="
+FCFS = "engine.scheduling_policy=fcfs workload.classes.0.priority=0"
+KV_TOKEN_BYTES = 131_072  # llama-3.1-8b in 16 bits
+
+STATED = [  # scenario, --set options, the summary's key, what the header says of {it}, the header's unit in the key's
+    (LOOP, "", "request_throughput", "{5.4} requests", 1),
+    (LOOP, "", "output_throughput", "{4,970} output tokens", 1),
+    (LOOP, "", "mean_tpot_ms", "TPOT of {12.4} ms", 1),
+    (LOOP, "workload.closed_loop.concurrency=1", "mean_tpot_ms", "{6.6} ms a token", 1),
+    (LOOP, "workload.closed_loop.concurrency=256", "mean_tpot_ms", "{27} ms", 1),
+    (LOOP, "workload.closed_loop.concurrency=256", "output_throughput", "{53} times the tokens", "alone"),
+    (KV, "", "peak_kv_cache_memory_used", "about {42,700} tokens", KV_TOKEN_BYTES),
+    (KV, "workload.arrivals.rate=1.25", "mean_ttft_ms", "TTFT is {0.28} s", 1e3),
+    (KV, "workload.arrivals.rate=1.25", "preemptions", "{34} preemptions", 1),
+    (KV, "", "preemptions", "there are {149}", 1),
+    (KV, "", "mean_ttft_ms", "TTFT is {1.48} s", 1e3),
+    (KV, "", "p99_ttft_ms", "p99 {14} s", 1e3),
+    (KV, "workload.arrivals.rate=2", "saturated", "at 2 work piles up", True),
+    (KV, "engine.preset=vllm-0.15", "preemptions", "{222} preemptions", 1),
+    (KV, "engine.preset=vllm-0.15", "mean_ttft_ms", "and {2.4} s", 1e3),
+    (AGENT, "", "mean_ttft_ms", "{0.20} s to the first token", 1e3),
+    (AGENT, "", "prefix_cache_hit_rate", "{94} % of the prompt tokens", 0.01),
+    (AGENT, "engine.enable_prefix_caching=false", "mean_ttft_ms", "without prefix caching {3.5} s", 1e3),
+    (AGENT, "cluster.replicas=2", "mean_ttft_ms", "worse, {0.26} s", 1e3),
+    (BATCH, "", "duration", "{221} s on an H100", 1),
+    (BATCH, "cluster.gpu=l40s", "duration", "{894} s on an L40S", 1),
+    (CHAT, "", "mean_tpot_ms", "TPOT is {16.5} ms", 1),
+    (CHAT, "", "kv_peak_fraction", "at most {61} % full", 0.01),
+    (CHAT, "workload.rate=8", "kv_peak_fraction", "at 8 it fills up", 1),
+    (CHAT, "workload.rate=8", "saturated", "work piles up", True),
+    (CODE, "", "kv_peak_fraction", "fill up to {86} %", 0.01),
+    (CODE, "", "mean_batch_size_current", "only {43} of them", 1),
+    (CODE, "workload.rate=1", "mean_ttft_ms", "mean {220} s", 1e3),
+    (CODE, "workload.rate=1 cluster.gpu=h200-sxm", "mean_ttft_ms", "TTFT is {0.35} s", 1e3),
+    (CODE, "workload.rate=1 cluster.gpu=h200-sxm", "saturated", "Saturated there too", True),
+    (CODE, "workload.rate=1 cluster.replicas=2", "mean_ttft_ms", "at {0.10} s", 1e3),
+    (CODE, "workload.rate=1 cluster.replicas=2", "saturated", "Two H100s carry it", False),
+    (LEGAL, "", "mean_ttft_ms", "TTFT is {0.31} s", 1e3),
+    (LEGAL, "workload.rate=2", "saturated", "two a second are too many", True),
+    (RAG, "", "mean_ttft_ms", "{0.83} s to the first token", 1e3),
+    (RAG, "", "prefix_cache_hit_rate", "{7} % of the prompt tokens", 0.01),
+    (RAG, CHUNKS, "mean_ttft_ms", "it is {0.15} s", 1e3),
+    (RAG, CHUNKS, "prefix_cache_hit_rate", "({23} % found)", 0.01),
+    (RAG, f"{CHUNKS} workload.sessions.arrivals.rate=2", "mean_ttft_ms", "still {0.18} s", 1e3),
+    (SUMMARY, "", "mean_ttft_ms", "waits {2.9} s", 1e3),
+    (SUMMARY, "", "p99_ttft_ms", "{11} s at p99", 1e3),
+    (SUMMARY, "cluster.replicas=4", "mean_ttft_ms", "down to {2.3}", 1e3),
+    (SUMMARY, "cluster.replicas=4", "p99_ttft_ms", "and {7.8} s", 1e3),
+    (PRIORITY, FCFS, "classes.chat.p50_ttft_ms", "TTFT p50 {10.2} s", 1e3),
+    (PRIORITY, FCFS, "classes.chat.slo_attainment", "{5} % within a second", 0.01),
+    (PRIORITY, FCFS, "classes.jobs.p50_ttft_ms", "from {10.0} to", 1e3),
+    (PRIORITY, "", "classes.chat.p50_ttft_ms", "chat has {0.60} s", 1e3),
+    (PRIORITY, "", "classes.chat.slo_attainment", "and {74} %", 0.01),
+    (PRIORITY, "", "classes.jobs.p50_ttft_ms", "to {12.5} s", 1e3),
+    (QUICK, "", "p99_ttft_ms", "TTFT p99 {0.18} s", 1e3),
+    (QUICK, "", "p99_tpot_ms", "TPOT p99 {12.5} ms", 1),
+    (QUICK, "", "kv_peak_fraction", "at most {11.4} % full", 0.01),
+    (QUICK, "workload.arrivals.rate=24", "saturated", "At 24 requests a second work piles up", True),
+    (QUICK, "cluster.gpu=l40s", "saturated", "One L40S cannot serve 8 a second", True),
+    (QUICK, "cluster.gpu=l40s cluster.replicas=2", "saturated", "Two can", False),
+    (QUICK, "cluster.gpu=l40s cluster.replicas=2", "slo_attainment", "{42} % of the requests miss", "missed"),
+    (BUDGET, "", "p99_itl_ms", "falls from {119} to", 1),
+    (BUDGET, "", "p99_ttft_ms", "TTFT p99 from {0.90} to", 1e3),
+    (BUDGET, f"{TOKENS}2048", "p99_itl_ms", "to {56} ms", 1),
+    (BUDGET, f"{TOKENS}2048", "p99_ttft_ms", "to {0.87} s", 1e3),
+    (BUDGET, f"{TOKENS}1024", "p99_itl_ms", "to {34} ms", 1),
+    (BUDGET, f"{TOKENS}1024", "p99_ttft_ms", "TTFT p99 to {1.00} s", 1e3),
+    (BUDGET, f"{TOKENS}16384", "p99_ttft_ms", "first tokens: {0.91} s", 1e3),
+    (OWN, "", "slo_attainment", "{93} % instead", 0.01),
+    (OWN, "engine.scheduler=null", "slo_attainment", "of {88} %", 0.01),
+    (OWN, "", "p90_ttft_ms", "TTFT p90 {0.78} instead", 1e3),
+    (OWN, "engine.scheduler=null", "p90_ttft_ms", "of {1.11} s", 1e3),
+    (OWN, "", "p99_ttft_ms", "p99 {2.7} instead", 1e3),
+    (OWN, "engine.scheduler=null", "p99_ttft_ms", "of {2.4} s", 1e3),
+]
+
+
+@cache
+def header(path: str) -> str:
+    """The comment at a scenario's top, as one line."""
+    text = (REPO / path).read_text(encoding="utf-8")
+    return " ".join(line.lstrip("# ") for line in re.match(r"(#.*\n)+", text)[0].splitlines())
+
+
+@cache
+def summary(path: str, options: str) -> dict:
+    return servecast.simulate(servecast.load_scenario(REPO / path, options.split())).summary()
+
+
+@pytest.mark.parametrize(("path", "options", "key", "said", "unit"), STATED)
+def test_a_header_states_what_its_command_gives(path, options, key, said, unit):
+    assert said.replace("{", "").replace("}", "") in header(path)
+    found = summary(path, options)
+    for part in key.split("."):
+        found = found[part]
+    if isinstance(unit, bool):
+        assert found is unit
+        return
+    if unit == "missed":
+        found, unit = 1 - found, 0.01
+    if unit == "alone":
+        unit = summary(path, "workload.closed_loop.concurrency=1")[key]
+    number = re.search(r"{(.*)}", said)
+    text = number[1].replace(",", "") if number else "1"
+    half_a_digit = 0.5 * 10.0 ** -len(text.partition(".")[2])
+    assert found / unit == pytest.approx(float(text), rel=0.02, abs=half_a_digit if number else 0)
+
+
+@pytest.mark.parametrize("path", sorted({row[0] for row in STATED}))
+def test_every_command_of_a_header_is_held_to_a_figure(path):
+    text = (REPO / path).read_text(encoding="utf-8")
+    lines = re.findall(rf"^# +servecast run {path}(.*)$", text, flags=re.M)
+    shown = {" ".join(word for word in shlex.split(line) if word not in ("--set", "--json")) for line in lines}
+    assert shown == {row[1] for row in STATED if row[0] == path}
+
+
+def test_every_scenario_is_here():
+    assert {f"scenarios/{p.name}" for p in (REPO / "scenarios").glob("*.yaml")} < {row[0] for row in STATED}
