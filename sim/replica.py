@@ -26,16 +26,8 @@ from sim.request import NEVER, Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
 from sim.steplog import (
-    CANCELLED,
-    LENGTH,
-    OVER_KV_CACHE,
-    OVER_MAX_MODEL_LEN,
-    OVER_STEP,
-    PROMPT_TOO_LONG,
-    STOP,
-    UNFINISHED,
-    Log,
-)
+    CANCELLED, LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, OVER_STEP, PROMPT_TOO_LONG, STOP, UNFINISHED, Log,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from calibrate.cost import StepCost
