@@ -22,12 +22,11 @@ from simpy import Event
 from sim.clock import At, Clock
 from sim.gaps import Gaps
 from sim.quiet import quiet_run, quiet_run_of_windows
+from sim.rejection import rejection_of
 from sim.request import NEVER, Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
-from sim.steplog import (
-    CANCELLED, LENGTH, OVER_KV_CACHE, OVER_MAX_MODEL_LEN, OVER_STEP, PROMPT_TOO_LONG, STOP, UNFINISHED, Log,
-)  # fmt: skip
+from sim.steplog import CANCELLED, LENGTH, STOP, UNFINISHED, Log
 
 if TYPE_CHECKING:
     from calibrate.cost import StepCost
@@ -60,8 +59,7 @@ class Replica:
         self._on_finish = on_finish
         self._max_model_len = max_model_len
         kv = state.kv
-        self._room = scheduler.room(kv)
-        room = self._room // kv.tables * kv.block_size
+        room = scheduler.room(kv) // kv.tables * kv.block_size
         self._always_fits = min(max_model_len, room, scheduler.longest_prompt)  # tokens of one request
         self._async = asynchronous
         self._overruns = scheduler.overruns
@@ -89,7 +87,9 @@ class Replica:
     def submit(self, request: Request) -> None:
         """A request gets to the engine now. One that can never be served is rejected: logged, with the reason."""
         request.replica = self.index
-        if request.prompt_tokens + request.max_tokens > self._always_fits and (rejection := self._rejection(request)):
+        if request.prompt_tokens + request.max_tokens > self._always_fits and (
+            rejection := rejection_of(request, self.state.kv, self._scheduler, self._max_model_len)
+        ):
             request.outcome = rejection
             self._log.record(self.index, request, request.output_tokens)
             # By an event of its own: a client whose requests are all rejected would otherwise recurse.
@@ -379,19 +379,3 @@ class Replica:
         if batch.skipped and self._async:
             for request in batch.skipped:
                 request.lag_step = self.state.step + (1 if batch.empty else 2)
-
-    def _rejection(self, request: Request) -> int:
-        """The outcome of a request that can never be served, or 0.
-
-        Unless its policy reserves, that it will never fit the KV cache follows from its true length, which the engine
-        does not know: vLLM would let it run and preempt it for ever.
-        """
-        if request.prompt_tokens >= self._max_model_len:
-            return PROMPT_TOO_LONG
-        if request.prompt_tokens > self._scheduler.longest_prompt:
-            return OVER_STEP
-        if request.prompt_tokens + request.max_tokens > self._max_model_len:
-            return OVER_MAX_MODEL_LEN
-        last = request.max_tokens if self._scheduler.reserves else request.output_tokens - 1
-        prompt = request.prompt_tokens
-        return 0 if self.state.kv.fits(prompt, prompt + last, self._room) else OVER_KV_CACHE
