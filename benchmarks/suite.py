@@ -97,6 +97,16 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     azure = ROOT / "traces" / "azure" / "AzureLLMInferenceTrace_conv.csv.gz"
     if azure.exists():
         yield "Azure conv", {"workload": {"trace": str(azure)}}
+    mooncake = ROOT / "traces" / "mooncake" / "conversation_trace.jsonl.gz"
+    if mooncake.exists():
+        yield (
+            "Mooncake, 8 GPUs",
+            {
+                "engine": {"preset": "vllm-0.19", "max_model_len": 131_072},
+                "cluster": {"gpu": "h100-sxm", "replicas": 8},
+                "workload": {"trace": str(mooncake)},
+            },
+        )
     hybrid = "gpt-oss-20b"
     yield "windows", {"model": hybrid, "workload": generated(20_000, 0.8 * saturation(256, engine, hybrid))}
     yield "shared prefixes", {"workload": {"mix": "agent", "num_sessions": 600}}

@@ -164,6 +164,10 @@ def _wrong_value(where: str, value: object, allowed: Any, absent: Any) -> str | 
         return None if value in words else f"{where} is {value!r}; expected {' or '.join(words)}"
     if isinstance(value, bool):
         return f"{where} is {value!r}; expected a number"
+    if "from" in allowed:
+        least, most = allowed["from"], allowed["most"]
+        good = isinstance(value, (int, float)) and least <= value <= most
+        return None if good else f"{where} is {value!r}; expected a number of at least {least:g} and at most {most:g}"
     if "above" in allowed:
         above, most = allowed["above"], allowed["most"]
         good = isinstance(value, (int, float)) and above < value <= most

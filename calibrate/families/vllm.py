@@ -15,7 +15,7 @@ from calibrate.options import Chosen
 from servecast.errors import ServecastError
 
 POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "long_prefill_token_threshold",
-          "scheduler_reserve_full_isl", "scheduling_policy")  # fmt: skip
+          "scheduler_reserve_full_isl", "scheduling_policy", "watermark")  # fmt: skip
 """Options that its scheduler takes by these names; of the version: `long_prefill_alone_exempt` (the threshold does not
 bind the only request) and `preemption_skips_one`."""
 RULES = ("long_prefill_alone_exempt", "preemption_skips_one")

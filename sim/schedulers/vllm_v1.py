@@ -2,7 +2,8 @@
 
 Semantics as in vLLM's `v1/core/sched/scheduler.py` and `kv_cache_manager.py` (0.10 to 0.32): chunked prefill; a
 request is admitted only while the budget, `max_num_seqs` and the free blocks allow; with
-`scheduler_reserve_full_isl` only if its whole sequence so far fits; when a running request finds no block, the newest
+`scheduler_reserve_full_isl` only if its whole sequence so far fits; beside others only if the `watermark`'s share of
+all blocks stays free (from 0.24); when a running request finds no block, the newest
 running request (by priority: the one of the greatest number, of these the last to arrive) is preempted, to be
 recomputed, and nothing is admitted in that step.
 """
@@ -18,7 +19,7 @@ from sim.state import Batch, State, rank
 
 @dataclass(frozen=True, slots=True)
 class VllmV1(Scheduler):
-    """The options of vLLM's scheduler, by the names vLLM users type; tokens and sequences.
+    """The options of vLLM's scheduler, by the names vLLM users type; tokens, sequences, and a share of all blocks.
 
     Rules of a version: `long_prefill_alone_exempt`, and `preemption_skips_one`: by priority, when a running request
     with nothing to compute is preempted for a later one, the one after that is left out of the step (before 0.32).
@@ -32,6 +33,7 @@ class VllmV1(Scheduler):
     scheduler_reserve_full_isl: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     preemption_skips_one: bool = False
+    watermark: float = 0.0
 
     @property
     def by_priority(self) -> bool:
@@ -157,6 +159,7 @@ class VllmV1(Scheduler):
 
     def _admit(self, state: State, batch: Batch, budget: int, chunk_limit: int) -> None:
         waiting, running, kv = state.waiting, state.running, state.kv
+        watermark = int(self.watermark * (kv.usable + 1))
         while waiting and budget > 0 and len(running) < self.max_num_seqs:
             target = waiting[0].target
             found, idle = kv.lookup(waiting[0])
@@ -167,7 +170,8 @@ class VllmV1(Scheduler):
                 if not self.enable_chunked_prefill:
                     break
                 tokens = budget
-            if kv.reserved(found, target if self.scheduler_reserve_full_isl else found + tokens) > kv.free - idle:
+            free = kv.free - idle - (watermark if running else 0)
+            if kv.reserved(found, target if self.scheduler_reserve_full_isl else found + tokens) > free:
                 break
             state.admit(batch, tokens, found)
             budget -= tokens

@@ -68,13 +68,18 @@ def test_unmodelled_and_unknown_options() -> None:
     for option, value in {
         "speculative_config": {},
         "enable_lora": True, "swap_space": 8, "cpu_offload_gb": 10,
-        "watermark": 0.05, "max_num_partial_prefills": 2, "pipeline_parallel_size": 2,
+        "max_num_partial_prefills": 2, "pipeline_parallel_size": 2,
         "long_prefill_token_threshold_adaptive": True,
     }.items():  # fmt: skip
         assert f"engine.{option}: {value!r} is not modelled yet" in refusal(**{option: value})
     assert not parts(MODEL, "h100-sxm", enable_prefix_caching=False)[3].enable_prefix_caching
     assert "did you mean 'max_num_seqs'" in refusal(max_num_sequences=3)
     assert "vllm-0.10 does not have" in refusal(preset="vllm-0.10", scheduler_reserve_full_isl=True)
+    assert "vllm-0.19 does not have" in refusal(watermark=0.05)
+    assert "watermark is 1; expected a number of at least 0 and at most 0.999" in refusal(
+        preset="vllm-0.24", watermark=1
+    )
+    assert parts(MODEL, "l4", preset="vllm-0.24", watermark=0.05)[3].policy["watermark"] == 0.05
     assert "experimental" in refusal(preset="vllm-0.10", async_scheduling=True)
     assert "always chunks" in refusal(preset="vllm-0.10", enable_chunked_prefill=False)
     assert "cluster.tp" in refusal(tensor_parallel_size=2)

@@ -163,6 +163,7 @@ def scenarios(draw):
         scheduler_reserve_full_isl=draw(st.booleans()),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
         preemption_skips_one=draw(st.booleans()),
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.05, 0.3, 0.9])),
     )
     lengths = st.integers(1, 12) if policy.enable_chunked_prefill else st.integers(1, 8)
     requests = []

@@ -64,6 +64,7 @@ def case(seed, version):
         minor >= 19 and r.random() < 0.5,
         "priority" if minor >= 15 and r.random() < 0.5 else "fcfs",
         minor < 32,
+        r.choice([0.0, 0.0, 0.02, 0.2, 0.5]) if minor >= 24 else 0.0,
     )
     asynchronous = minor >= 15 and r.random() < 0.7
     rows, now = [], 0.0

@@ -164,18 +164,23 @@ class CountingKV:
 
     enable_caching, usage = False, 0
 
-    def __init__(self, num_blocks, block_size, lookups):
+    def __init__(self, num_blocks, block_size, lookups, watermark):
+        self.watermark_blocks = int(watermark * num_blocks)
         self.free_blocks, self.size, self.held = num_blocks - 1, block_size, {}
         self.empty_kv_cache_blocks, self.block_pool, self.lookups = Blocks(), MagicMock(), lookups
 
     def need(self, request, tokens):
         return -(-tokens // self.size) - self.held.get(request.request_id, 0)
 
-    def allocate_slots(self, request, num_new_tokens, *args, full_sequence_must_fit=False, **kwargs):
-        if full_sequence_must_fit and self.need(request, request.num_tokens) > self.free_blocks:
+    def allocate_slots(
+        self, request, num_new_tokens, *args, full_sequence_must_fit=False, has_scheduled_reqs=True, **kwargs
+    ):
+        waits = request.status.name in ("WAITING", "PREEMPTED")
+        spare = self.watermark_blocks if has_scheduled_reqs and waits else 0
+        if full_sequence_must_fit and self.need(request, request.num_tokens) + spare > self.free_blocks:
             return None
         blocks = max(0, self.need(request, request.num_computed_tokens + num_new_tokens))
-        if blocks > self.free_blocks:
+        if blocks + spare > self.free_blocks:
             return None
         self.free_blocks -= blocks
         self.held[request.request_id] = self.held.get(request.request_id, 0) + blocks
@@ -286,7 +291,7 @@ class Vllm:
         module.__dict__.update(members, __getattr__=lambda _: MagicMock())
         sys.modules[name] = module
 
-    def kv_manager(self, num_blocks, block_size, caching, tables):
+    def kv_manager(self, num_blocks, block_size, caching, tables, watermark):
         """vLLM's own KVCacheManager, with or without prefix caching, for all of a model's block tables."""
         interface = sys.modules["vllm.v1.kv_cache_interface"]
         facts = {
@@ -312,7 +317,8 @@ class Vllm:
             needs_kv_cache_zeroing=False, prefix_cache_retention_interval=None,
         )  # fmt: skip
         known = inspect.signature(self.manager).parameters
-        options = {"hash_block_size": block_size, "scheduler_block_size": block_size, "enable_caching": caching}
+        options = {"hash_block_size": block_size, "scheduler_block_size": block_size, "enable_caching": caching,
+                   "watermark": watermark}  # fmt: skip
         return self.manager(config, 10**9, **{name: value for name, value in options.items() if name in known})
 
     def build(self, policy, num_blocks, block_size, asynchronous, caching, tables):
@@ -360,9 +366,9 @@ class Vllm:
             async_scheduling=asynchronous,
         )
         it.kv_cache_manager = (
-            self.kv_manager(num_blocks, block_size, caching, tables)
+            self.kv_manager(num_blocks, block_size, caching, tables, policy.watermark)
             if caching or tables.windows
-            else CountingKV(num_blocks, block_size, 2 if self.newest else 1)
+            else CountingKV(num_blocks, block_size, 2 if self.newest else 1, policy.watermark)
         )
         it.kv_cache_config = types.SimpleNamespace(kv_cache_groups=[1])
         it._pause_state = getattr(self.scheduler, "PauseState", MagicMock()).UNPAUSED

@@ -47,7 +47,8 @@ class VllmV1(Oracle):
             n = min(n, budget)
             idle = sum(not self.kv.holders[b] for b in found)  # they are free, but not for others
             last = r.prompt + r.out if p.scheduler_reserve_full_isl else cached + n
-            if self.reserved(last) - len(found) + idle > self.free:
+            spare = int(p.watermark * (self.total + 1)) if self.running else 0
+            if self.reserved(last) - len(found) + idle + spare > self.free:
                 break
             budget -= n
             batch.append(self.admit(n, found))
