@@ -145,7 +145,8 @@ class Oracle:
             for r in sorted(gone, key=lambda r: (r.gives_up_s, r.arrival_s, r.id)):
                 r.done, r.cancelled_s = True, r.gives_up_s
                 self.leave(r)
-            for r, n, _, _, yields, preemptions in batch:
+            place = {r.id: i for i, r in enumerate(self.running)}  # a step's requests end in order of admission
+            for r, n, _, _, yields, preemptions in sorted(batch, key=lambda entry: place.get(entry[0].id, -1)):
                 r.in_flight -= n
                 r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
                 if not yields or r.done:
