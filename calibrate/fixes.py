@@ -36,6 +36,12 @@ def require_fit(
     if plan.refusal:
         found = ", or ".join(changes(model, layout, gpu, engine, logged))
         raise ServecastError(f"{plan.refusal}. To fit: {found}")
+    if plan.usable_blocks < 1:  # the engine starts, and serves nothing
+        option, size = engine.name_of("num_gpu_blocks_override"), plan.block_size
+        raise ServecastError(
+            f"the KV cache holds nothing: {plan.num_gpu_blocks} blocks of {size} tokens"
+            f"{', of which the null block takes one' if plan.null_blocks else ''}; raise {option}"
+        )
     return plan
 
 

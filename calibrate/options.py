@@ -140,6 +140,9 @@ def _refusal(key: str, value: object, name: str) -> str | None:
     if key not in options:
         if inside := [name.partition(".")[2] for name in options if name.startswith(f"{key}.")]:
             return f"{where} is {value!r}; expected a mapping of {one_of(inside)}"
+        ignored = data.get("command_line", {}).get("ignored", {})
+        if key in (*ignored.get("flags", ()), *ignored.get("values", ())):
+            return f"{where}: has no influence here, or none that is modelled (docs/not-modelled.md); take it out"
         hint = nearest(key, ["preset", *options, *unmodelled])
         return f"{where}: unknown option{hint}; modelled: {one_of(['preset', *options])}"
     if value is None:

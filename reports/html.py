@@ -84,7 +84,8 @@ def _cards(result: Result, s: Mapping[str, Any]) -> str:
     )
     if (found := s["prefix_cache_hit_rate"]) is not None:
         cards.append(("Prefix hits", percent(found), "", "of prompt tokens"))
-    cards.append(("Preemptions", f"{s['preemptions']:,}", "", f"peak batch {quantity(s['peak_batch_size_current'])}"))
+    preemptions, again = words.preemptions(s)
+    cards.append(("Preemptions", preemptions, "", again or f"peak batch {quantity(s['peak_batch_size_current'])}"))
     return '<div class="cards">' + "".join(card(*one) for one in cards) + "</div>"
 
 

@@ -41,6 +41,9 @@ REASONS = {
     "over_step": "the prompt is longer than the engine takes in one step",
 }
 
+THRASH = 0.1
+"""The share of the computed tokens that had been computed before, from which on it is called thrashing."""
+
 MEMORY = {
     "visible_bytes": "memory that the driver reports",
     "budget_bytes": "the engine's share of it (gpu_memory_utilization)",
@@ -116,6 +119,13 @@ def latency_row(summary: Mapping[str, Any], key: str) -> tuple[str, list[str]]:
     return unit, [quantity(None if v is None else v * scale) for v in values]
 
 
+def preemptions(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """How many there were, and what they cost."""
+    again = summary["recomputed_fraction"]
+    said = f"{percent(again)} of the tokens computed had been computed before" if again else ""
+    return f"{summary['preemptions']:,}", said
+
+
 def interval_rows(manifest: Mapping[str, Any]) -> tuple[str, list[tuple[str, list[str]]]]:
     """(what they are, [(latency or rate with its unit, [mean, p50, p90, p99 as "low to high"])]) of a run that was
     asked how sure it is; no rows else."""
@@ -179,7 +189,7 @@ def consequence(word: str) -> str:
 
 
 def notices(result: Result, summary: Mapping[str, Any]) -> list[str]:
-    """What is missing from the numbers: stopped early, rejected requests, rows of the trace that were dropped."""
+    """What is missing from the numbers (stopped early, rejected requests, dropped rows), and work done in vain."""
     lines = []
     if not result.complete:
         lines.append(
@@ -190,10 +200,16 @@ def notices(result: Result, summary: Mapping[str, Any]) -> list[str]:
         reasons = "; ".join(f"{n:,}: {REASONS.get(r, r)}" for r, n in summary["rejected_reasons"].items())
         lines.append(f"Rejected at arrival: {summary['rejected']:,} of {requests(summary['submitted'])} ({reasons}).")
     if summary["cancelled"]:
-        line = f"Given up by their clients: {summary['cancelled']:,} of {requests(summary['submitted'])}."
-        if summary["unsent"]:
-            line += f" Another {requests(summary['unsent'])} of their sessions were never sent."
-        lines.append(line)
+        lines.append(f"Given up by their clients: {summary['cancelled']:,} of {requests(summary['submitted'])}.")
+    if summary["unsent"]:
+        lines.append(
+            f"Never sent: {requests(summary['unsent'])}, of sessions that ended with a turn rejected or given up."
+        )
+    if summary["recomputed_fraction"] >= THRASH:
+        lines.append(
+            f"Thrashing: {percent(summary['recomputed_fraction'])} of the tokens that were computed had been before, "
+            "and were lost to preemptions. More KV cache, or fewer requests at once, serves more."
+        )
     dropped = (result.manifest.get("workload") or {}).get("dropped") or {}
     if total := sum(dropped.values()):
         reasons = "; ".join(f"{n:,}: {reason}" for reason, n in dropped.items() if n)

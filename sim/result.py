@@ -224,6 +224,7 @@ class Result:
         out |= self._found()
         out |= self._occupancy(self._steps)
         out["preemptions"] = int(self._rows["preemptions"].sum())
+        out |= self._recomputed(out["preemptions"])
         out["gpus"] = self.deployment.gpus
         out["gpu_seconds"] = self.deployment.gpus * duration
         if self.classes is not None:
@@ -240,6 +241,21 @@ class Result:
         found, asked = float(admitted["cached_tokens"].sum()), float(admitted["prompt_tokens"].sum())
         share = found / asked if asked and self.deployment.prefix_caching else None
         return {"total_cached_tokens": int(found), "prefix_cache_hit_rate": share}
+
+    def _recomputed(self, preemptions: int) -> dict[str, Any]:
+        """Tokens that were computed again after preemptions, and their share of all that were computed.
+
+        What prompts took in all, less what of each admitted one was not found in the cache. Fewer than there were only
+        where a request was given up, or the run stopped, within its prompt.
+        """
+        if not preemptions:
+            return {"recomputed_tokens": 0, "recomputed_fraction": 0.0}
+        steps = self._steps
+        prefill = float(steps["prefill_tokens"].sum())
+        admitted = self._rows.where(~np.isnan(self._rows["scheduled_s"]))
+        again = max(prefill - float((admitted["prompt_tokens"] - admitted["cached_tokens"]).sum()), 0.0)
+        computed = prefill + float(np.dot(steps["decodes"], steps["steps"]))
+        return {"recomputed_tokens": int(again), "recomputed_fraction": again / computed if computed else 0.0}
 
     def _good(self, rows: Table) -> npt.NDArray[np.bool_]:
         """Per finished request, whether it meets its SLO: its class's own, or the one for all."""

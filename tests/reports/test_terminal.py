@@ -47,6 +47,18 @@ def test_markup_in_names_is_text() -> None:
     assert "[bold]x[/bold] [/]" in printed(run(2, name="[bold]x[/bold] [/]"))
 
 
+def test_turns_never_sent_and_thrashing_are_said(runs: Callable[[str], Result]) -> None:
+    result = runs("saturated")
+    summary = result.summary()
+    again = summary["recomputed_fraction"]
+    assert again >= words.THRASH
+    assert f"{summary['preemptions']:,}; {words.percent(again)} of the tokens computed had been" in printed(result)
+    [told] = words.notices(result, summary)
+    assert told.startswith(f"Thrashing: {words.percent(again)} of the tokens that were computed had been before")
+    [told] = words.notices(result, summary | {"recomputed_fraction": 0.99 * words.THRASH, "unsent": 1})
+    assert told == "Never sent: 1 request, of sessions that ended with a turn rejected or given up."
+
+
 def test_dropped_rows_are_said() -> None:
     text = " ".join(printed(run(2, workload={"dropped": {"no output tokens": 1200, "failed": 0}})).split())
     assert "Dropped from the workload before the run: 1,200 requests (1,200: no output tokens)." in text

@@ -220,6 +220,26 @@ def test_a_request_that_never_fits_the_kv_cache_is_rejected() -> None:
     assert s["rejected_reasons"] == {"over_kv_cache": 40}
 
 
+def test_tokens_computed_again_are_counted() -> None:
+    """Two requests of which each has two of four blocks. When the older one needs a third, the newer one, a step behind
+    it, loses its own with 31 tokens, and 32 are computed when the older one has finished."""
+    changes = {
+        "engine": {"preset": "vllm-0.10", "num_gpu_blocks_override": 5, "enable_prefix_caching": False},
+        "workload": {"num_requests": 2, "arrivals": {"kind": "all-at-once"}, "lengths": fixed(16, 20)},
+    }
+    s = check(simulate(load_scenario(QUICKSTART, changes)))
+    assert s["preemptions"] == 1
+    assert s["recomputed_tokens"] == 32
+    assert s["recomputed_fraction"] == 32 / (16 + 16 + 32 + 19 + 15 + 3)
+    assert simulate(small()).summary()["recomputed_fraction"] == 0
+
+
+def test_a_time_of_your_own_is_added_to_every_step() -> None:
+    plain, more = (simulate(small(**({"host__bubble": bubble} if bubble else {}))) for bubble in (None, "1.4ms"))
+    longer = more.steps["first_step_s"][0] - plain.steps["first_step_s"][0]
+    assert abs(longer - 1e-3) < 1e-9  # the preset's is 0.4 ms
+
+
 def test_all_rejected_is_a_result(tmp_path: Path) -> None:
     lengths = fixed(5000, 1)
     closed = {"closed_loop": {"concurrency": 3}, "num_requests": 2000, "lengths": lengths}
