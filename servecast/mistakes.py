@@ -11,15 +11,20 @@ from typing import Any
 
 from servecast.errors import nearest, one_of
 
+BEAMS = (
+    "beam search is not modelled: vLLM's front end asks for one token of every beam at a time, each time with the "
+    "whole prompt, so it depends on which beams go on and on what of them the prefix cache keeps"
+)
 NOT_YET = {
     "pp": "pipeline parallelism is not modelled yet",
     "dp": "data parallelism inside an engine is not modelled yet; use replicas for independent engines",
     "ep": "expert parallelism is not modelled yet",
     "links": "links between pools are not modelled yet",
-    "n": "several samples of one prompt (n above 1) are not modelled yet; n requests with that prompt come closest, "
-    "but each has its own prefill, which an engine with prefix caching does once",
+    "best_of": "best_of is not modelled, and newer engines do not have it; n is how many samples each request asks for",
+    "use_beam_search": BEAMS,
+    "beam_width": BEAMS,
 }
-"""Keys, or values of them, that the design has and this version does not."""
+"""Keys that the design or an engine has and this version does not."""
 
 EXAMPLES = {
     "model": "model: llama-3.1-8b",

@@ -61,11 +61,7 @@ def requests_of(scenario: Scenario, max_model_len: int | None) -> Requests:
     think_s = None
     if closed is not None and closed.think is not None:
         think_s = call_kind(THINK, closed.think, len(trace), stream(scenario.seed, "think"))
-    if trace.samples is not None and (several := int((trace.samples > 1).sum())):
-        raise ServecastError(
-            f"workload.{kind}: {several:,} requests ask for several samples of one prompt, which is not modelled yet"
-        )
-    trace = _impatient(_capped(trace, workload, max_model_len), workload)
+    trace = _sampled(_impatient(_capped(trace, workload, max_model_len), workload), workload)
     slo = {part.name: part.slo.limits() for part in workload.classes or [] if part.slo is not None}
     follow = trace.turns is not None and closed is None and workload.turns != "as_recorded"
     concurrency = None if closed is None else closed.concurrency
@@ -222,3 +218,19 @@ def _impatient(trace: Trace, workload: WorkloadPart) -> Trace:
     return replace(
         trace, patience_s=patience_s if trace.patience_s is None else np.minimum(trace.patience_s, patience_s)
     )
+
+
+def _sampled(trace: Trace, workload: WorkloadPart) -> Trace:
+    """The trace with the samples of each prompt that the workload, its classes or the trace itself ask for; None where
+    all ask for one."""
+    samples = trace.samples
+    if workload.n > 1:
+        if samples is not None:
+            raise ServecastError("workload.n: the trace has samples of its own; take n, or that column, out")
+        samples = np.full(len(trace), workload.n, dtype=np.int64)
+    elif trace.classes is not None and workload.classes is not None:
+        samples = np.array([part.n for part in workload.classes], dtype=np.int64)[trace.classes[0]]
+    if samples is None or samples.max() == 1:
+        return replace(trace, samples=None)
+    note = f"{samples.sum():,} samples of {len(trace):,} prompts, all of one as long as its request's answer"
+    return replace(trace, samples=samples, notes=(*trace.notes, note))

@@ -19,6 +19,7 @@ from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
 from sim.result import Classes, Deployment
 from sim.result import Result as Outcome
+from sim.samples import shared_prompts
 from sim.schedulers import Scheduler
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
 from sim.windows import Tables, Window, WindowCache
@@ -130,7 +131,8 @@ def _cache_notes(setup: Setup) -> list[str]:
         return ["prefix caching is off: it is not simulated for models whose layers have windows"]
     if not setup.engine.enable_prefix_caching or setup.requests.trace.prefix is not None:
         return []
-    return ["prefix caching is on, but nobody knows what prompts share here: only preempted requests are found again"]
+    found = "preempted requests" if setup.requests.trace.samples is None else "preempted requests, and other samples,"
+    return [f"prefix caching is on, but nobody knows what prompts share here: only {found} are found again"]
 
 
 def _own_notes(setup: Setup) -> list[str]:
@@ -140,7 +142,7 @@ def _own_notes(setup: Setup) -> list[str]:
 
 def _source(setup: Setup) -> Source:
     r, t = setup.requests, setup.requests.trace
-    requests = Requests(t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s, r.priority)
+    requests = Requests(t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s, r.priority, t.samples)
     if r.concurrency is not None:
         return ClosedLoop(r.concurrency, requests, r.think_s)
     if r.follow:
@@ -194,5 +196,7 @@ def _cache(setup: Setup, tables: Tables, scheduler: Scheduler) -> Callable[[int,
     if not engine.enable_prefix_caching:
         slides = any(window.tables for window in tables.windows)
         return partial(WindowCache, tables=tables) if slides else scheduler.cache
-    paths = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).path
+    known = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).path
+    samples, size = trace.samples, engine.block_size
+    paths = known if samples is None else shared_prompts(known, trace.prompt_tokens, samples, size)
     return lambda num_blocks, block_size: PrefixCache(num_blocks, block_size, paths, engine.blank_blocks_first)

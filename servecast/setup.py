@@ -15,7 +15,7 @@ from calibrate.layout import Parallelism, check_layout
 from calibrate.memory import Logged, MemoryPlan
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
-from calibrate.options import nested
+from calibrate.options import family, nested
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
 from calibrate.serving import checked_windows, served
@@ -119,6 +119,13 @@ def set_up(scenario: Scenario) -> Setup:
     if engine and scheduler and requests and requests.priority is not None and not scheduler.by_priority:
         key = "workload.classes: they" if scenario.workload.priority is None else "workload.priority: requests"
         problems.append(f"{key} have priorities, {_no_priorities(engine)}, or take the priorities out")
+    if engine and requests and requests.trace.samples is not None:
+        kind = family(engine.engine)
+        if why := kind.get("no_samples"):
+            problems.append(
+                f"workload: requests ask for several samples of one prompt (n), which {kind['title']} does in its own "
+                f"way: {why}. Take n out, or take a preset of vLLM, where each sample is a request"
+            )
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in problems))
     assert model

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from servecast.errors import one_of
-from servecast.mistakes import NOT_YET, MistakeError, shown
+from servecast.mistakes import MistakeError, shown
 from servecast.parts import Count, Limit, Part, checked, kind_of, known, named
 from servecast.units import Duration
 from workloads.arrivals import ARRIVALS
@@ -20,6 +20,8 @@ from workloads.trace import MAX_TOKENS
 
 MAX_REQUESTS = 100_000_000
 """More than these is a slip of the pen, and would exhaust the memory before anything is said."""
+MAX_SAMPLES = 16_384
+"""vLLM's own limit of `n` (VLLM_MAX_N_SEQUENCES)."""
 
 
 def _cap(value: Any) -> Any:
@@ -28,19 +30,13 @@ def _cap(value: Any) -> Any:
     raise ValueError(f"{shown(value)} is neither a whole number of tokens from 1 to {MAX_TOKENS} nor unlimited")
 
 
-def _one_sample(n: int) -> int:
-    if n > 1:
-        raise ValueError(NOT_YET["n"])
-    return n
-
-
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Factor = Annotated[float, Field(gt=0, le=1e6)]
 Arrivals = Annotated[dict[str, Any], kind_of(ARRIVALS)]
 LengthsOf = Annotated[dict[str, Any], kind_of(LENGTHS)]
 Format = Annotated[str, named("trace format", READERS)]
 Cap = Annotated[int | Literal["unlimited"], BeforeValidator(_cap)]
-Samples = Annotated[int, Field(ge=1), AfterValidator(_one_sample)]
+Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
 Span = Annotated[list[Duration], Field(min_length=2, max_length=2)]
 
 
@@ -85,8 +81,9 @@ class LengthsPart(Part):
 
 
 class ClassPart(Part):
-    """Requests of one kind: their share of all (by `weight`), their lengths, an SLO instead of the scenario's, and
-    their priority (the lowest goes first, if the engine's `scheduling_policy` is priority)."""
+    """Requests of one kind: their share of all (by `weight`), their lengths, how many samples of its prompt each asks
+    for (`n`), an SLO instead of the scenario's, and their priority (the lowest goes first, if the engine's
+    `scheduling_policy` is priority)."""
 
     name: Annotated[str, Field(min_length=1)]
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
@@ -215,6 +212,8 @@ class WorkloadPart(Part):
                 raise ValueError(f"{name} is [start, end] with start before end, for example [0s, 10min]")
         if self.over_long is not None and self.max_prompt is None and self.max_output is None:
             raise ValueError("over_long says what becomes of requests over max_prompt or max_output: give one of them")
+        if self.n > 1 and any(part.n > 1 for part in self.classes or []):
+            raise ValueError("n is given for all requests and for classes: take one of them out")
         if self.priority is not None and any(part.priority for part in self.classes or []):
             raise ValueError("priority is given for all requests and for classes: take one of them out")
         names = [part.name for part in self.classes or []]

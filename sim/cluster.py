@@ -16,6 +16,7 @@ from sim.kvcache import KVCache
 from sim.replica import Replica
 from sim.request import Request
 from sim.routers import ROUTERS
+from sim.samples import once
 from sim.schedulers import Scheduler
 from sim.source import Desk, Source
 from sim.state import State
@@ -51,6 +52,7 @@ class Cluster:
         self._source = source
         self._policy = str(pool.scheduler)
         self._clock = Clock()
+        on_finish = once(source.on_finish)
         replicas = [
             Replica(
                 index,
@@ -59,7 +61,7 @@ class Cluster:
                 deepcopy(pool.scheduler),
                 pool.cost,
                 self.log,
-                source.on_finish,
+                on_finish,
                 max_model_len=pool.max_model_len,
                 asynchronous=pool.asynchronous,
             )

@@ -1,8 +1,9 @@
 """What lies between a client and one replica's engine: the API server, which takes requests in one after the other.
 
 It tokenises in order of arrival, and then a request takes a fixed time to reach the engine (HTTP, validation, the way
-to the engine's process and the first token's way back, which is put here). It knows no engine. What streaming every
-token costs the server is not in it.
+to the engine's process and the first token's way back, which is put here). Of several samples of one prompt it makes a
+request each, once the prompt is tokenised. It knows no engine. What streaming every token costs the server is not in
+it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from calibrate.engine import FrontEndTime
 from sim.clock import ARRIVAL, Clock
 from sim.replica import Replica
 from sim.request import Request
+from sim.samples import Samples
 from sim.steplog import CANCELLED, UNFINISHED, Log
 
 
@@ -43,7 +45,7 @@ class FrontEnd:
         request.replica = self.replica.index
         request.entered_s = self._free_s + time.request_s
         if request.entered_s == arrival_s:
-            self.replica.submit(request)
+            self._enter(request)
             return
         self._held[request.id] = request
         self._clock.call_at(request.entered_s, lambda _: self._pass_on(request), ARRIVAL)
@@ -51,7 +53,9 @@ class FrontEnd:
     def cancel(self, request: Request, now: float) -> None:
         """The client of an unfinished request has given up."""
         if self._held.pop(request.id, None) is None:
-            self.replica.cancel(request, now)
+            for one in (request,) if request.of is None else request.of.all:
+                if not one.over:
+                    self.replica.cancel(one, now)
             return
         request.outcome = CANCELLED
         request.finish_s = now
@@ -67,4 +71,12 @@ class FrontEnd:
 
     def _pass_on(self, request: Request) -> None:
         if self._held.pop(request.id, None) is not None:
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        """The engine gets the request: all of its samples, if it asks for several."""
+        if request.samples == 1:
             self.replica.submit(request)
+            return
+        for sample in Samples(request).all:
+            self.replica.submit(sample)

@@ -4,6 +4,8 @@ Definitions (those of `vllm bench serve` where it has the metric):
 
 - TTFT: first token - arrival. E2E: last token - arrival. Queue time: start of the request's first step - arrival.
 - TPOT: (E2E - TTFT) / (output tokens - 1), per request; undefined for one output token, and then left out.
+- A request for several samples of one prompt is one request: TTFT to the first token of any, E2E to the last of all,
+  output tokens those of all together, prompt tokens counted once; in its TPOT the output tokens are those of one.
 - ITL: time between two consecutive tokens of a request; one value a token after the first.
 - Throughput: finished requests, and their tokens, over `duration`: from time 0 to the last token.
 - Goodput: finished requests that meet every limit of the SLO, per second; an undefined TPOT meets a TPOT limit.
@@ -90,7 +92,7 @@ def e2e_s(requests: Mapping[str, Floats]) -> Floats:
 
 def tpot_s(requests: Mapping[str, Floats]) -> Floats:
     """Time per output token after the first, per finished request; NaN where there was only one."""
-    gaps = requests["output_tokens"] - 1
+    gaps = requests["output_tokens"] / requests["samples"] - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(gaps > 0, (requests["finish_s"] - requests["first_token_s"]) / gaps, np.nan)
 

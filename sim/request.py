@@ -8,6 +8,7 @@ from sim.steplog import FINISHED
 
 if TYPE_CHECKING:
     from sim.prefixcache import Path, Run
+    from sim.samples import Samples
 
 NOT_YET = float("nan")
 IN_FLIGHT = -1
@@ -19,7 +20,8 @@ class Request:
 
     What the client sent: `arrival_s`, `prompt_tokens`, `max_tokens` (its cap, which a scheduler may see) and
     `output_tokens` (the true length, which only the end of the request reveals: no policy may read it); `priority`, of
-    which less goes first where the policy looks at it.
+    which less goes first where the policy looks at it; how many `samples` of its prompt, of which the engine sees each
+    as a request `of` all of them.
 
     KV tokens of a decoding request are not stored but derived: before decode step `j` it has `j + kv_offset` tokens in
     KV, so that nothing is touched per step. `computed` holds them at all other times.
@@ -45,6 +47,7 @@ class Request:
         "lag_step",
         "last_step",
         "max_tokens",
+        "of",
         "outcome",
         "output_tokens",
         "path",
@@ -54,6 +57,7 @@ class Request:
         "read_from",
         "replica",
         "reserved_tokens",
+        "samples",
         "scheduled_s",
         "slid",
         "stint",
@@ -69,7 +73,14 @@ class Request:
     stint: int  # which of all requests' times of decoding this is
 
     def __init__(
-        self, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, max_tokens: int, priority: int = 0
+        self,
+        id: int,
+        arrival_s: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        max_tokens: int,
+        priority: int = 0,
+        samples: int = 1,
     ) -> None:
         self.id = id
         self.arrival_s = arrival_s
@@ -78,6 +89,8 @@ class Request:
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens
         self.priority = priority
+        self.samples = samples
+        self.of: Samples | None = None
         self.target = (
             prompt_tokens  # KV tokens that its next output token needs: the prompt, and what it lost to preemption
         )

@@ -91,7 +91,8 @@ class Result:
         `status` finished, cancelled, rejected or unfinished, `reason` as in `sim.steplog.OUTCOMES`; `queue_s`,
         `ttft_s`, `tpot_s`, `e2e_s` and the times they come from in seconds, null where they do not exist;
         `first_step` and `last_step` count the replica's steps. A cancelled request has its end in `finish_s`, and like
-        an unfinished one what its client received in `output_tokens`.
+        an unfinished one what its client received in `output_tokens`. `samples` of one prompt are one row, with the
+        tokens of all.
         """
         import polars as pl
 
@@ -235,10 +236,11 @@ class Result:
         """Prompt tokens that were found in the prefix cache, of the requests that were admitted, and their share.
 
         vLLM's counters `prefix_cache_hits` and `prefix_cache_queries` of requests that were not preempted, where one
-        that waits is counted once, as from 0.32 on.
+        that waits is counted once, as from 0.32 on. Each sample of a prompt asks for all of it.
         """
         admitted = self._rows.where(~np.isnan(self._rows["scheduled_s"]))
-        found, asked = float(admitted["cached_tokens"].sum()), float(admitted["prompt_tokens"].sum())
+        found = float(admitted["cached_tokens"].sum())
+        asked = float((admitted["prompt_tokens"] * admitted["samples"]).sum())
         share = found / asked if asked and self.deployment.prefix_caching else None
         return {"total_cached_tokens": int(found), "prefix_cache_hit_rate": share}
 
@@ -253,7 +255,8 @@ class Result:
         steps = self._steps
         prefill = float(steps["prefill_tokens"].sum())
         admitted = self._rows.where(~np.isnan(self._rows["scheduled_s"]))
-        again = max(prefill - float((admitted["prompt_tokens"] - admitted["cached_tokens"]).sum()), 0.0)
+        first = admitted["prompt_tokens"] * admitted["samples"] - admitted["cached_tokens"]
+        again = max(prefill - float(first.sum()), 0.0)
         computed = prefill + float(np.dot(steps["decodes"], steps["steps"]))
         return {"recomputed_tokens": int(again), "recomputed_fraction": again / computed if computed else 0.0}
 

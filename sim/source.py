@@ -57,6 +57,7 @@ class Requests:
 
     `patience_s`: seconds after its arrival at which a client gives up (inf for never); None when none ever does.
     `priority`: int64[n], the least goes first where the scheduler looks at it; None when all are equal.
+    `samples`: int64[n] samples of each prompt; None where all ask for one.
     """
 
     prompt_tokens: Tokens
@@ -64,6 +65,7 @@ class Requests:
     max_tokens: Tokens
     patience_s: Floats | None = None
     priority: Tokens | None = None
+    samples: Tokens | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -90,8 +92,9 @@ class _Clients:
         """Submit request `id` at `now`."""
         r = self._requests
         priority = 0 if r.priority is None else int(r.priority[id])
+        samples = 1 if r.samples is None else int(r.samples[id])
         prompt, output, cap = int(r.prompt_tokens[id]), int(r.output_tokens[id]), int(r.max_tokens[id])
-        self._hand_in(Request(id, now, prompt, output, cap, priority))
+        self._hand_in(Request(id, now, prompt, output, cap, priority, samples))
 
     def _hand_in(self, request: Request) -> None:
         self._desk.submit(request)
@@ -119,8 +122,10 @@ class OpenLoop(_Clients):
         hand_in = desk.submit if r.patience_s is None else self._hand_in
         now = -1.0
         columns = [self._arrival_s, r.prompt_tokens, r.output_tokens, r.max_tokens]
-        if r.priority is not None:
-            columns.append(r.priority)
+        if r.priority is not None or r.samples is not None:
+            columns.append(np.zeros(len(r), dtype=np.int64) if r.priority is None else r.priority)
+        if r.samples is not None:
+            columns.append(r.samples)
         for id, (arrival_s, *sent) in enumerate(_rows(*columns)):
             if arrival_s != now:
                 now = arrival_s

@@ -55,6 +55,7 @@ REQUEST_COLUMNS = (
     "preemptions",
     "first_step",
     "last_step",
+    "samples",  # of its prompt: tokens and preemptions are those of all, times those of the first and the last
     "outcome",
 )
 """Columns of a request row; `outcome` indexes OUTCOMES, times that do not exist are NaN. A cancelled request has its
@@ -216,7 +217,13 @@ class Log:
         rows.extend(rows.pack(seconds, tokens))
 
     def record(self, replica: int, request: Request, tokens: int) -> None:
-        """What became of a request, whose client received `tokens` (or asked for them, if it was rejected)."""
+        """What became of a request, whose client received `tokens` (or asked for them, if it was rejected); several
+        samples of one prompt are one request, once the last of them is over."""
+        if request.of is not None:
+            tokens = request.of.record(tokens)
+            if tokens < 0:
+                return
+            request = request.of.request
         rows = self.requests
         rows.extend(
             rows.pack(
@@ -233,6 +240,7 @@ class Log:
                 request.preemptions,
                 request.first_step,
                 request.last_step,
+                request.samples,
                 request.outcome,
             )
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 SMALL = {
-    "replica", "prompt_tokens", "cached_tokens", "max_tokens", "preemptions", "steps", "prefill_requests",
+    "replica", "prompt_tokens", "cached_tokens", "max_tokens", "preemptions", "samples", "steps", "prefill_requests",
     "prefill_tokens", "decodes", "gaps", "running", "waiting", "kv_blocks", "kv_blocks_end", "preempted",
 }  # fmt: skip
 LARGE = {"id", "kv_tokens", "output_tokens", "step", "first_step", "last_step"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ CHAT = {
     "answer": {"kind": "fixed", "tokens": 100},
 }  # fmt: skip
 THINK = {"kind": "fixed", "time": "2s"}
+ALL = {"kind": "all-at-once"}
 
 
 @pytest.mark.parametrize(
@@ -101,21 +103,37 @@ def test_classes_have_lengths_slos_and_figures_of_their_own(tmp_path: Path) -> N
     assert result.requests.filter(result.requests["class"] == "report")["prompt_tokens"].unique().to_list() == [4000]
 
 
-def test_one_sample_of_a_prompt_may_be_said_and_several_are_refused(tmp_path: Path) -> None:
+def test_samples_are_asked_for_by_the_workload_a_class_or_a_trace(tmp_path: Path) -> None:
     workload = {"num_requests": 30, "arrivals": {"kind": "poisson", "rate": 5}, "lengths": SHORT}
-    assert summary(tmp_path, workload | {"n": 1}) == summary(tmp_path, workload)
+    one = summary(tmp_path, workload)
+    assert summary(tmp_path, workload | {"n": 1}) == one
+    three = summary(tmp_path, workload | {"n": 3})
+    assert three["total_output_tokens"] == 3 * one["total_output_tokens"]
+    assert (three["completed"], three["total_input_tokens"]) == (30, one["total_input_tokens"])
+    assert three["total_cached_tokens"] > 0
+    apart = summary(tmp_path, workload | {"n": 3}, engine=BASE["engine"] | {"enable_prefix_caching": False})
+    assert apart["total_cached_tokens"] == 0
     classes = [{"name": "a", "lengths": SHORT, "n": 1}, {"name": "b", "lengths": SHORT, "n": 4}]
-    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n")
-    for key, several in (
-        ("workload.n", {"trace": "t.csv", "n": 4}),
-        ("workload.n", {"num_requests": 30, "mix": "chat", "rate": 2, "n": 2}),
-        ("workload.classes.1.n", {"num_requests": 9, "arrivals": {"kind": "poisson", "rate": 1}, "classes": classes}),
+    of_classes = simulate(scenario(tmp_path, {"num_requests": 30, "arrivals": ALL, "classes": classes})).requests
+    assert set(of_classes.select("class", "samples").unique().rows()) == {("a", 1), ("b", 4)}
+    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens,samples\n0,10,5,1\n1,10,5,4\n")
+    rows = simulate(scenario(tmp_path, {"trace": "t.csv"})).requests
+    assert rows.select("samples", "output_tokens").rows() == [(1, 5), (4, 20)]
+    assert "samples of 2 prompts" in simulate(scenario(tmp_path, {"trace": "t.csv"})).manifest["workload"]["notes"][-1]
+
+
+def test_samples_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens,samples\n0,10,5,2\n")
+    classes = [{"name": "a", "lengths": SHORT, "n": 2}]
+    of_classes = {"num_requests": 9, "arrivals": ALL, "classes": classes, "n": 2}
+    for workload, preset, problem in (
+        ({"trace": "t.csv", "n": 2}, "vllm-0.19", "workload.n: the trace has samples of its own"),
+        (of_classes, "vllm-0.19", "n is given for all requests and for classes"),
+        ({"trace": "t.csv"}, "sglang-0.5", "which SGLang does in its own way: it computes the prompt alone before"),
+        ({"trace": "t.csv"}, "tgi-3", "which TGI does in its own way"),
     ):
-        with pytest.raises(ServecastError) as caught:
-            set_up(scenario(tmp_path, several))
-        (problem,) = caught.value.problems
-        assert f": {key}: several samples of one prompt (n above 1) are not modelled yet" in problem
-        assert "each has its own prefill" in problem
+        with pytest.raises(ServecastError, match=re.escape(problem)):
+            set_up(scenario(tmp_path, workload, engine={"preset": preset}))
 
 
 def test_clients_that_time_out_are_counted(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from sim.clock import Clock
 from sim.frontend import FrontEnd
 from sim.prefixcache import PrefixCache
 from sim.replica import Replica
+from sim.samples import once
 from sim.schedulers.static_batching import StaticBatching
 from sim.source import Desk
 from sim.state import State
@@ -68,8 +69,9 @@ def simulate(
         windows = WindowCache(num_blocks, block_size, tables) if tables.windows else None
         kv = windows or policy.cache(num_blocks, block_size)
     state = State(kv, policy.by_priority, tables)
+    on_finish = once(source.on_finish)
     replica = Replica(
-        0, clock, state, policy, cost, log, source.on_finish, max_model_len=max_model_len, asynchronous=asynchronous
+        0, clock, state, policy, cost, log, on_finish, max_model_len=max_model_len, asynchronous=asynchronous
     )
     front = FrontEnd(clock, replica, log, source.on_finish, front_end)
     clock.process(source.start(clock, Desk(front.submit, lambda request: front.cancel(request, clock.now))))
@@ -106,7 +108,8 @@ def check_invariants(log, policy, num_blocks, windows=False):
     assert (times[0] <= times[1]).all()
     assert (times[1] < times[2]).all()
     assert (times[2] <= times[3]).all()
-    assert ((times[2] == times[3]) == (requests["output_tokens"][done] == 1)).all()
+    one = requests["samples"][done] == 1
+    assert ((times[2] == times[3]) == (requests["output_tokens"][done] == 1))[one].all()
     assert (steps["start_s"][1:] >= steps["end_s"][:-1]).all()
     assert (steps["end_s"] > steps["start_s"]).all()
     assert (steps["step"][1:] == (steps["step"] + steps["steps"])[:-1]).all()
@@ -119,9 +122,11 @@ def check_invariants(log, policy, num_blocks, windows=False):
     assert (steps["kv_blocks_end"] <= num_blocks - 1).all()
     served = requests["outcome"] <= CANCELLED
     in_vain = steps["output_tokens"].sum() - requests["output_tokens"][served].sum()
-    assert 0 <= in_vain <= (served & ~done).sum()  # at most one token a client that had just given up
+    # At most one token a sample whose client had just given up.
+    assert 0 <= in_vain <= requests["samples"][served & ~done].sum()
     if isinstance(getattr(policy, "_policy", policy), StaticBatching):
         return
-    recomputed = steps["prefill_tokens"].sum() - (requests["prompt_tokens"] - requests["cached_tokens"])[done].sum()
+    first = requests["prompt_tokens"] * requests["samples"] - requests["cached_tokens"]
+    recomputed = steps["prefill_tokens"].sum() - first[done].sum()
     assert recomputed >= 0 or requests["preemptions"].any()  # what was lost may have been found
     assert requests["preemptions"].any() or (served & ~done).any() or recomputed == 0

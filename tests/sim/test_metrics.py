@@ -17,12 +17,11 @@ DEPLOYMENT = Deployment(1, 1, 10**9, 100, 16, 1000)
 
 
 def result(rows, gaps=(), slo=(), open_loop=True, steps=()):
-    """A Result of (id, arrival, scheduled, first token, finish, prompt, output, outcome) rows."""
+    """A Result of (id, arrival, scheduled, first token, finish, prompt, output, outcome, samples if not one) rows."""
     log = Log()
-    for id, arrival, scheduled, first, finish, prompt, output, outcome in rows:
-        log.requests.extend(
-            log.requests.pack(id, 0, arrival, scheduled, first, finish, prompt, 0, output, output, 0, 0, 0, outcome)
-        )
+    for id, arrival, scheduled, first, finish, prompt, output, outcome, *several in rows:
+        times, samples = (arrival, scheduled, first, finish), several[0] if several else 1
+        log.requests.extend(log.requests.pack(id, 0, *times, prompt, 0, output, output, 0, 0, 0, samples, outcome))
     for step in steps:
         log.steps.extend(log.steps.pack(*step))
     for gap in gaps:
@@ -48,6 +47,15 @@ def test_three_requests_as_vllm_bench_serve_counts_them():
         "max_concurrent_requests": 0, "tpot_undefined": 1,
     }  # fmt: skip
     assert {key: summary[key] for key in expected} == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_samples_of_a_prompt_are_one_request():
+    summary = result([(0, 0.0, 0.0, 0.2, 0.5, 100, 12, 0, 3), (1, 0.0, 0.0, 0.2, 0.3, 100, 2, 0, 2)]).summary()
+    expected = {
+        "completed": 2, "total_input_tokens": 200, "total_output_tokens": 14, "mean_ttft_ms": 200.0,
+        "mean_e2el_ms": 400.0, "mean_tpot_ms": 100.0, "tpot_undefined": 1,
+    }  # fmt: skip
+    assert {key: summary[key] for key in expected} == pytest.approx(expected)
 
 
 def test_an_undefined_tpot_meets_a_limit_and_limits_are_inclusive():
