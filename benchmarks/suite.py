@@ -107,6 +107,8 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
                 "workload": {"trace": str(mooncake)},
             },
         )
+    fleet = {"gpu": "h100-sxm", "replicas": 32, "router": "least-outstanding"}
+    yield "32 GPUs, 200k", {"cluster": fleet, "workload": generated(200_000, 32 * 0.8 * full)}
     hybrid = "gpt-oss-20b"
     yield "windows", {"model": hybrid, "workload": generated(20_000, 0.8 * saturation(256, engine, hybrid))}
     yield "shared prefixes", {"workload": {"mix": "agent", "num_sessions": 600}}
@@ -130,7 +132,8 @@ def measure(name: str, scenario: dict[str, Any], oracle_requests: int) -> str:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     summary, n = result.summary(), result.submitted
     shared = setup.requests.trace.prefix is not None
-    ratio = oracle_ratio(setup, oracle_requests) if oracle_requests and not save and not shared else None
+    compared = oracle_requests and not save and not shared and setup.pool.replicas == 1
+    ratio = oracle_ratio(setup, oracle_requests) if compared else None
     caching = cpu / cpu_seconds(without_caching(setup)) if shared else None
     return ROW.format(
         name,
@@ -149,7 +152,7 @@ def measure(name: str, scenario: dict[str, Any], oracle_requests: int) -> str:
 
 def without_caching(setup: Setup) -> Setup:
     """The same engine, with prefix caching off."""
-    return replace(setup, engine=replace(setup.engine, enable_prefix_caching=False))
+    return setup.with_pool(engine=replace(setup.pool.engine, enable_prefix_caching=False))
 
 
 def cpu_seconds(setup: Setup) -> float:
@@ -162,7 +165,7 @@ def cpu_seconds(setup: Setup) -> float:
 def oracle_ratio(setup: Setup, n: int) -> float:
     """CPU time of the naive engine over that of the fast one, on the first `n` requests, without prefix caching."""
     setup = without_caching(setup)
-    engine, few = setup.engine, setup.requests.trace.head(n)
+    engine, few = setup.pool.engine, setup.requests.trace.head(n)
     fast = min(cpu_seconds(replace(setup, requests=Requests(few, follow=False))) for _ in range(3))
     columns = few.arrival_s, few.prompt_tokens, few.output_tokens, few.max_tokens
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -174,11 +177,11 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     ]
     naive_engine = oracle(
         scheduler,
-        setup.step_cost,
-        setup.memory.usable_blocks + 1,
+        setup.pool.step_cost,
+        setup.pool.memory.usable_blocks + 1,
         engine.block_size,
         engine.async_scheduling,
-        tables=tables_of(setup),
+        tables=tables_of(setup.pool),
     )
     start = time.process_time()
     naive_engine.run(naive)

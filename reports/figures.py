@@ -89,11 +89,10 @@ def kv_over_time(result: Result) -> go.Figure:
     series, d = over_time(result), result.deployment
     figure = look.panels(["<b>KV cache in use</b>"])
     x = series.middles_s * words.clock(series.edges_s[-1])[0]
-    share = 100 / d.kv_blocks
-    _stack(figure, series, "mean", series.kv_blocks * share, look.GREEN, "%{y:.1f} %")
+    _stack(figure, series, "mean", 100 * series.kv, look.GREEN, "%{y:.1f} %")
     fullest = "peak of the fullest replica" if d.replicas > 1 else "peak"
     figure.add_scatter(
-        x=x, y=_small(series.kv_peak_blocks * share), name=fullest, mode="lines", hovertemplate="%{y:.1f} %",
+        x=x, y=_small(100 * series.kv_peak), name=fullest, mode="lines", hovertemplate="%{y:.1f} %",
         line={"color": look.BLUE, "width": 1, "shape": "hvh"},
     )  # fmt: skip
     figure.add_scatter(
@@ -106,17 +105,39 @@ def kv_over_time(result: Result) -> go.Figure:
             x=x[hit], y=np.full(len(hit), 104.0), customdata=series.preempted[hit], name="preemptions", mode="markers",
             marker={"symbol": "triangle-down", "size": 9, "color": look.ORANGE}, hovertemplate="%{customdata:.0f}",
         )  # fmt: skip
-    pool_gib = d.kv_blocks * d.block_size * d.kv_bytes_per_token / words.GIB
     top = 108
-    figure.add_scatter(x=x[:1], y=[0], yaxis="y2", showlegend=False, hoverinfo="skip", mode="lines")
     figure.update_layout(
-        yaxis={"range": [0, top], "title": {"text": "% of the pool"}, "tickvals": [0, 25, 50, 75, 100]},
-        yaxis2={
-            "overlaying": "y", "side": "right", "range": [0, top / 100 * pool_gib], "title": {"text": "GiB per GPU"},
-            "showgrid": False, "zeroline": False, "fixedrange": True, "automargin": True,
-            "tickvals": [pool_gib * i / 4 for i in range(5)], "ticktext": [f"{pool_gib * i / 4:.3g}" for i in range(5)],
-        },
-    )  # fmt: skip
+        yaxis={"range": [0, top], "title": {"text": "% of the pool"}, "tickvals": [0, 25, 50, 75, 100]}
+    )
+    if len(d.pools) == 1:
+        pool_gib = d.pools[0].kv_blocks * d.pools[0].block_bytes / words.GIB
+        quarters = [pool_gib * i / 4 for i in range(5)]
+        figure.add_scatter(x=x[:1], y=[0], yaxis="y2", showlegend=False, hoverinfo="skip", mode="lines")
+        figure.update_layout(
+            yaxis2={
+                "overlaying": "y", "side": "right", "range": [0, top / 100 * pool_gib], "showgrid": False,
+                "title": {"text": "GiB per GPU"}, "zeroline": False, "fixedrange": True, "automargin": True,
+                "tickvals": quarters, "ticktext": [f"{gib:.3g}" for gib in quarters],
+            },
+        )  # fmt: skip
+    return _timed(figure, series)
+
+
+def pools_over_time(result: Result) -> go.Figure:
+    """Each pool's time in steps and KV cache in use, in % of what its replicas have."""
+    figure = look.panels(["<b>Busy</b>, share of the time in steps", "<b>KV cache in use</b>, mean over replicas"])
+    d = result.deployment
+    for i, (pool, first) in enumerate(zip(d.pools, d.first, strict=False)):
+        series = over_time(result, range(first, first + pool.replicas))
+        line = {"color": look.SEVERAL[i % len(look.SEVERAL)], "dash": look.DASHES[i % len(look.DASHES)], "shape": "hvh"}
+        for panel, share in (("", series.prefill_share + series.decode_share), ("2", series.kv)):
+            figure.add_scatter(
+                x=_small(series.middles_s * words.clock(series.edges_s[-1])[0]), y=_small(100 * share), name=pool.name,
+                legendgroup=pool.name, showlegend=not panel, mode="lines", line=line, hovertemplate="%{y:.1f} %",
+                xaxis=f"x{panel}", yaxis=f"y{panel}",
+            )  # fmt: skip
+    for axis in ("yaxis", "yaxis2"):
+        figure.update_layout({axis: {"range": [0, 104], "title": {"text": "%"}}})
     return _timed(figure, series)
 
 
@@ -185,6 +206,10 @@ FIGURES: dict[str, tuple[Callable[[Result], go.Figure], str]] = {
     "kv": (
         kv_over_time,
         "Memory left for more requests: when the pool is full, new requests wait and running ones are preempted.",
+    ),
+    "pools": (
+        pools_over_time,
+        "Pools side by side: one that is busy all the time, or whose KV cache is full, is what requests wait for.",
     ),
     "batch": (
         batch_over_time,

@@ -27,6 +27,7 @@ def report_html(result: Result) -> str:
             _latencies(summary),
             _intervals(result.manifest),
             _classes(summary),
+            _pools(summary),
             *(figure(name, caption) for name, (_, caption) in _figures(summary).items()),
             "<h2>Assumptions, and where the numbers come from</h2>",
             *_provenance(result.manifest),
@@ -120,19 +121,30 @@ def _classes(summary: Mapping[str, Any]) -> str:
     return "<h2>Request classes</h2>" + _table(head, [(name, *words.class_row(s)) for name, s in classes.items()])
 
 
+def _pools(summary: Mapping[str, Any]) -> str:
+    """The pools side by side, where there are several."""
+    if not (pools := summary.get("pools")):
+        return ""
+    head = ("pool", *words.POOL_COLUMNS)
+    return "<h2>Pools</h2>" + _table(head, [(name, *words.pool_row(s)) for name, s in pools.items()])
+
+
 def _figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """The figures that have something to show."""
-    return figures.FIGURES if summary["engine_steps"] else {}
+    if not summary["engine_steps"]:
+        return {}
+    return {name: made for name, made in figures.FIGURES.items() if name != "pools" or "pools" in summary}
 
 
 def _provenance(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Accuracy first, then what was assumed, in the order in which a reader doubts it."""
-    cost, workload = manifest.get("cost") or {}, manifest.get("workload") or {}
-    accuracy = escape(str(cost.get("accuracy", "not yet validated")))
-    kind = escape(str(cost.get("kind", "unknown")))
-    text = f"<strong>Accuracy: {accuracy}</strong>. Step times are priced by the {kind} cost model."
-    text = " ".join([text, *map(escape, words.outside(cost))])
-    yield f'<div class="banner">{text}</div>'
+    workload, pools = manifest.get("workload") or {}, manifest.get("pools") or []
+    said: dict[str, list[str]] = {}
+    for pool in pools:
+        said.setdefault(_accuracy(pool["cost"]), []).append(pool["name"])
+    for text, names in said.items():
+        whose = f"{escape(', '.join(names))}: " if len(said) > 1 else ""
+        yield f'<div class="banner">{whose}{text}</div>'
     if workload:
         known = {
             key: value for key, value in workload.items() if value and key != "dropped"
@@ -141,17 +153,27 @@ def _provenance(manifest: Mapping[str, Any]) -> Iterator[str]:
     for key, heading in (("notes", "Notes"), ("not_modelled", "Not modelled")):
         if manifest.get(key):
             yield f"<h3>{heading}</h3>" + _list(manifest[key])
-    if options := manifest.get("engine_options"):
-        rows = [(name, _text(o["value"]), _text(o["source"])) for name, o in options.items()]
-        yield "<h3>Engine options</h3>" + _table(("option", "value", "where it comes from"), rows)
-    if memory := manifest.get("memory"):
-        table = _table(("", ""), [_memory_row(key, value) for key, value in memory.items()])
-        yield f'<h3>Memory of one GPU</h3><div class="memory">{table}</div>'
-    if cost:
-        yield "<details><summary>How steps are priced</summary>" + _table(("", ""), list(_flat(cost))) + "</details>"
+    for pool in pools:
+        yield from _pool_provenance(pool, f" of {escape(pool['name'])}" if len(pools) > 1 else "")
     if scenario := manifest.get("scenario"):
         text = json.dumps(scenario, indent=2, ensure_ascii=False, default=str)
         yield f"<details><summary>The scenario as resolved</summary><pre>{escape(text)}</pre></details>"
+
+
+def _accuracy(cost: Mapping[str, Any]) -> str:
+    accuracy = escape(str(cost.get("accuracy", "not yet validated")))
+    kind = escape(str(cost.get("kind", "unknown")))
+    text = f"<strong>Accuracy: {accuracy}</strong>. Step times are priced by the {kind} cost model."
+    return " ".join([text, *map(escape, words.outside(cost))])
+
+
+def _pool_provenance(pool: Mapping[str, Any], of: str) -> Iterator[str]:
+    rows = [(name, _text(o["value"]), _text(o["source"])) for name, o in pool["engine_options"].items()]
+    yield f"<h3>Engine options{of}</h3>" + _table(("option", "value", "where it comes from"), rows)
+    table = _table(("", ""), [_memory_row(key, value) for key, value in pool["memory"].items()])
+    yield f'<h3>Memory of one GPU{of}</h3><div class="memory">{table}</div>'
+    cost = _table(("", ""), list(_flat(pool["cost"])))
+    yield f"<details><summary>How steps are priced{of}</summary>{cost}</details>"
 
 
 def _memory_row(key: str, value: Any) -> tuple[str, str]:

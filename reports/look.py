@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from reports.words import quantity
 
 BLUE, ORANGE, GREEN, RED, GREY = "#3d85d9", "#d9780d", "#1f9d78", "#d64550", "#868e96"
+SEVERAL, DASHES = (BLUE, ORANGE, GREEN, RED, GREY), ("solid", "dash", "dot", "dashdot")
 INK, GRID = "#30363d", "rgba(134, 142, 150, 0.28)"
 
 PANEL, GAP, LEGEND, ENTRY, TOP, BOTTOM = 240, 96, 32, 20, 28, 48

@@ -25,13 +25,13 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Means per time bin [BINS] over all replicas; `edges_s` [BINS + 1]. All zeros where nothing ran."""
+    """Means per time bin [BINS] over replicas; `edges_s` [BINS + 1]. All zeros where nothing ran."""
 
     edges_s: Floats
-    running: Floats  # requests, all replicas
-    waiting: Floats  # for their first step
-    kv_blocks: Floats  # in use per replica
-    kv_peak_blocks: Floats  # in use at the bin's fullest moment, in the fullest replica
+    running: Floats  # requests, all replicas together
+    waiting: Floats  # for their first step; all zeros for some of the replicas
+    kv: Floats  # share of the KV blocks in use, mean over replicas
+    kv_peak: Floats  # share in use at the bin's fullest moment, in the fullest replica
     prefill_tokens_per_s: Floats  # prompt tokens computed; a preempted request's are computed again
     output_tokens_per_s: Floats
     prefill_share: Floats  # share of the time in steps that hold prompt tokens
@@ -44,48 +44,51 @@ class Series:
         return (self.edges_s[1:] + self.edges_s[:-1]) / 2
 
 
-def over_time(result: Result) -> Series:
-    """The step log, and the queue, in BINS equal bins from time 0 to the end of the last step."""
-    replicas = result.deployment.replicas
+def over_time(result: Result, replicas: range | None = None) -> Series:
+    """The step log, and the queue, in BINS equal bins from time 0 to the end of the last step: of all or `replicas`."""
+    blocks = 1 / result.deployment.of(lambda pool: pool.kv_blocks)
+    chosen = range(result.deployment.replicas) if replicas is None else replicas
     last = max(float(block["end_s"].max(initial=0.0)) for block in result.step_blocks())
     edges = np.linspace(0.0, last if last > 0 else 1.0, BINS + 1)
     sums = {f: np.zeros(BINS) for f in Series.__slots__ if f != "edges_s"}
     for block in result.step_blocks():
         columns = {name: block[name] for name in COLUMNS}
         order = np.argsort(columns["replica"], kind="stable")
-        starts = np.searchsorted(columns["replica"], np.arange(replicas + 1), sorter=order)
-        for begin, end in pairwise(starts):
+        starts = np.searchsorted(columns["replica"], np.arange(chosen.start, chosen.stop + 1), sorter=order)
+        for replica, (begin, end) in zip(chosen, pairwise(starts), strict=True):
             if begin < end:
-                _add(sums, edges, {name: column[order[begin:end]] for name, column in columns.items()}, replicas)
-        hit = np.flatnonzero(columns["preempted"])
-        np.add.at(sums["preempted"], bins_of(edges, columns["start_s"][hit]), columns["preempted"][hit])
-    sums["waiting"] += integrate_steps(edges, *result.queue) / edges[1]
+                rows = {name: column[order[begin:end]] for name, column in columns.items()}
+                _add(sums, edges, rows, blocks[replica], len(chosen))
+    if replicas is None:
+        sums["waiting"] += integrate_steps(edges, *result.queue) / edges[1]
     return Series(edges, **sums)
 
 
-def _add(sums: Mapping[str, Floats], edges: Floats, rows: Mapping[str, Floats], replicas: int) -> None:
-    """Add some rows of one of the replicas, in order of time."""
+def _add(sums: Mapping[str, Floats], edges: Floats, rows: Mapping[str, Floats], block: float, replicas: int) -> None:
+    """Add some rows of one of the replicas, in order of time; `block` is the share of its KV cache that a block is."""
     start, end, width = rows["start_s"], rows["end_s"], edges[1]
-    blocks, blocks_end = rows["kv_blocks"], rows["kv_blocks_end"]
+    kv, kv_end = rows["kv_blocks"] * block, rows["kv_blocks_end"] * block
     with np.errstate(divide="ignore"):
         per_second = np.where(end > start, 1 / (end - start), 0.0)
     prefill = (rows["prefill_tokens"] > 0).astype(float)
     for name, first, final, scale in (
         ("running", rows["running"], None, 1.0),
-        ("kv_blocks", blocks, blocks_end, 1 / replicas),
+        ("kv", kv, kv_end, 1 / replicas),
         ("prefill_tokens_per_s", rows["prefill_tokens"] * per_second, None, 1.0),
         ("output_tokens_per_s", rows["output_tokens"] * per_second, None, 1.0),
         ("prefill_share", prefill, None, 1 / replicas),
         ("decode_share", 1 - prefill, None, 1 / replicas),
     ):
         sums[name] += integrate(edges, start, end, first, first if final is None else final) * (scale / width)
-    peak = sums["kv_peak_blocks"]
-    np.maximum.at(peak, bins_of(edges, end), blocks_end)
+    hit = np.flatnonzero(rows["preempted"])
+    np.add.at(sums["preempted"], bins_of(edges, start[hit]), rows["preempted"][hit])
+    peak = sums["kv_peak"]
+    np.maximum.at(peak, bins_of(edges, end), kv_end)
     # Blocks only grow within a row, so a bin that ends inside a row is fullest there, or at an earlier row's end.
     row = np.maximum(np.searchsorted(start, edges[1:], side="left") - 1, 0)
     inside = (start[row] < edges[1:]) & (edges[1:] < end[row])
-    grown = (blocks_end - blocks)[row] * (edges[1:] - start[row]) * per_second[row]
-    np.maximum(peak, np.where(inside, blocks[row] + grown, 0.0), out=peak)
+    grown = (kv_end - kv)[row] * (edges[1:] - start[row]) * per_second[row]
+    np.maximum(peak, np.where(inside, kv[row] + grown, 0.0), out=peak)
 
 
 def integrate(edges: Floats, start: Floats, end: Floats, first: Floats, final: Floats) -> Floats:

@@ -47,15 +47,19 @@ def print_summary(result: Result, console: Console) -> None:
             sure.add_row(name, *cells)
         console.print(Text(f"{said}:"), sure, sep="\n")
         console.print()
-    if classes := s.get("classes"):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        table.add_column("class", overflow="fold")
-        for column in words.CLASS_COLUMNS:
-            table.add_column(column, justify="right")
-        for name, one in classes.items():
-            table.add_row(Text(name), *words.class_row(one))
-        console.print(table)
-        console.print()
+    for key, head, columns, row in (
+        ("classes", "class", words.CLASS_COLUMNS, words.class_row),
+        ("pools", "pool", words.POOL_COLUMNS, words.pool_row),
+    ):
+        if key in s:
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+            table.add_column(head, overflow="fold")
+            for column in columns:
+                table.add_column(column, justify="right")
+            for name, one in s[key].items():
+                table.add_row(Text(name), *row(one))
+            console.print(table)
+            console.print()
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(no_wrap=True)
     facts.add_column()
@@ -63,7 +67,7 @@ def print_summary(result: Result, console: Console) -> None:
         facts.add_row(name, Text(fact))
     console.print(facts)
     console.print()
-    for sentence in (*words.notes(result), words.pricing(result)):
+    for sentence in (*words.notes(result), *words.pricing(result)):
         console.print(Text(sentence), highlight=False)
 
 

@@ -160,11 +160,13 @@ def title(result: Result) -> str:
 
 
 def setup(result: Result) -> str:
-    """What ran, in one line: `llama-3.1-8b on 2 x h100-sxm (2 replicas), vllm-0.19`."""
-    facts, d = result.manifest, result.deployment
-    replicas = f" ({d.replicas} replicas)" if d.replicas > 1 else ""
-    engine = f", {facts['engine']}" if facts.get("engine") else ""
-    return f"{facts.get('model', 'model')} on {d.gpus} x {facts.get('gpu', 'GPU')}{replicas}{engine}"
+    """What ran, in one line: `llama-3.1-8b on 2 x h100-sxm (2 replicas), vllm-0.19`; one pool after another."""
+    pools = result.manifest.get("pools") or []
+    parts = []
+    for facts, pool in zip(pools, result.deployment.pools, strict=False):
+        replicas = f" ({pool.replicas} replicas)" if pool.replicas > 1 else ""
+        parts.append(f"{facts['model']} on {pool.replicas * pool.gpus} x {facts['gpu']}{replicas}, {facts['engine']}")
+    return "; ".join(parts)
 
 
 def verdict(result: Result) -> tuple[str, str]:
@@ -223,9 +225,17 @@ def notes(result: Result) -> list[str]:
     return [f"Note: {note}." for note in (*workload.get("notes", ()), *result.manifest.get("notes", ()))]
 
 
-def pricing(result: Result) -> str:
-    """How the steps were priced and how far to trust that."""
-    cost = result.manifest.get("cost") or {}
+def pricing(result: Result) -> list[str]:
+    """How the steps were priced and how far to trust that: a sentence, or one a pool that differs."""
+    costs: dict[str, list[str]] = {}
+    pools = result.manifest.get("pools") or []
+    for pool in pools:
+        costs.setdefault(priced(pool["cost"]), []).append(pool["name"])
+    return [said if len(costs) == 1 else f"{', '.join(names)}: {said}" for said, names in costs.items()]
+
+
+def priced(cost: Mapping[str, Any]) -> str:
+    """How steps of one cost model were priced."""
     kinds = {
         "datasheet": "a roofline from the GPU's datasheet with stated efficiencies",
         "profile": f"the kernel profile of {cost.get('gpu')}",
@@ -255,4 +265,20 @@ def class_row(summary: Mapping[str, Any]) -> tuple[str, ...]:
         f"{summary['completed']:,} of {summary['submitted']:,}",
         *(NONE if ms is None else f"{quantity(ms)} ms" for ms in times),
         NONE if met is None else percent(met),
+    )
+
+
+POOL_COLUMNS = ("GPUs", "finished", "TTFT p50", "TTFT p99", "TPOT p50", "busy", "KV peak")
+
+
+def pool_row(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """The figures of one pool, in the order of POOL_COLUMNS: times in ms, the share of time that its replicas spend in
+    steps, and of the KV cache that the fullest used."""
+    times = (summary[key] for key in ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms"))
+    return (
+        f"{summary['gpus']:,}",
+        f"{summary['completed']:,}",
+        *(NONE if ms is None else f"{quantity(ms)} ms" for ms in times),
+        percent(summary["busy_fraction"]),
+        percent(summary["kv_peak_fraction"]),
     )

@@ -229,18 +229,27 @@ def _resolved(setup: Setup) -> str:
     from servecast.yamlfile import dump_yaml
 
     text = dump_yaml(setup.resolved())
-    lines, section = [], ""
+    lines, path = [], list[tuple[int, str]]()
+    pool = -1
     for line in text.splitlines():
-        option = line.strip().partition(":")[0]
-        if not line.startswith("    "):
-            section = option
-        elif f"{section}.{option}" in setup.engine.sources:
-            option = f"{section}.{option}"
-        source = setup.engine.sources.get(option) if line.startswith("  ") else None
+        bare = line.lstrip(" -")
+        indent, option = len(line) - len(bare), bare.partition(":")[0]
+        while path and path[-1][0] >= indent:
+            path.pop()
+        path.append((indent, option))
+        keys = [key for _, key in path]
+        pool += keys[:2] == ["cluster", "pools"] and line.lstrip().startswith("- ")
+        source = None
+        if "engine" in keys[:-1]:
+            sources = setup.pools[max(pool, 0) if keys[0] == "cluster" else 0].engine.sources
+            source = sources.get(".".join(keys[keys.index("engine") + 1 :]))
         lines.append(f"{line}  # {source}" if source else line)
-    notes = [f"# {note}" for note in (*setup.engine.notes, *setup.requests.trace.notes)]
-    kv = setup.memory
-    notes.append(
-        f"# KV cache: {kv.num_gpu_blocks:,} blocks of {kv.block_size} tokens, {kv.kv_tokens:,} tokens a replica"
-    )
-    return "\n".join([*notes, *lines]) + "\n"
+    notes = dict.fromkeys(f"# {note}" for pool in setup.pools for note in pool.engine.notes)
+    about = [*notes, *(f"# {note}" for note in setup.requests.trace.notes)]
+    for each in setup.pools:
+        kv, which = each.memory, f" ({each.name})" if len(setup.pools) > 1 else ""
+        about.append(
+            f"# KV cache: {kv.num_gpu_blocks:,} blocks of {kv.block_size} tokens, {kv.kv_tokens:,} tokens a "
+            f"replica{which}"
+        )
+    return "\n".join([*about, *lines]) + "\n"

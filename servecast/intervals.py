@@ -12,7 +12,8 @@ import numpy as np
 
 from calibrate.cost import compile_cost
 from calibrate.scaled import Scaled
-from calibrate.uncertainty import draws
+from calibrate.uncertainty import Draw, draws
+from servecast.pools import PoolSetup
 from servecast.run import Result, simulate
 from servecast.setup import Setup
 
@@ -64,7 +65,12 @@ def predict_intervals(setup: Setup, count: int = DRAWS, told: Callable[[int], No
 
 def results(setup: Setup, count: int) -> Iterator[Result]:
     """The result of every draw, in order."""
-    for draw in draws(setup.prices, count, setup.scenario.seed):
-        engine, prices = draw.engine(setup.engine), Scaled(setup.prices, draw.factors)
-        cost = draw.cost(compile_cost(setup.model, setup.layout, engine, prices))
-        yield simulate(replace(setup, engine=engine, prices=prices, cost=cost))
+    drawn = (draws(pool.prices, count, setup.scenario.seed) for pool in setup.pools)
+    for each in zip(*drawn, strict=True):
+        yield simulate(replace(setup, pools=tuple(map(_under, setup.pools, each))))
+
+
+def _under(pool: PoolSetup, draw: Draw) -> PoolSetup:
+    engine, prices = draw.engine(pool.engine), Scaled(pool.prices, draw.factors)
+    cost = draw.cost(compile_cost(pool.model, pool.layout, engine, prices))
+    return replace(pool, engine=engine, prices=prices, cost=cost)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from calibrate.models import load_model
 from servecast.errors import ServecastError, nearest, one_of
 from servecast.mistakes import MistakeError
 from servecast.units import Duration
@@ -39,6 +40,20 @@ def known(load: Callable[[str], object]) -> AfterValidator:
         return word
 
     return AfterValidator(check)
+
+
+def is_path(model: str) -> bool:
+    """Whether a `model` is a path to a config.json (or a folder with one) rather than a catalogue name."""
+    return "/" in model or model.endswith(".json")
+
+
+def _name_or_path(model: str) -> None:
+    if not is_path(model):
+        load_model(model)
+
+
+known_model = known(_name_or_path)
+"""A check of a model's name; what is a path is read later."""
 
 
 def named(what: str, names: Iterable[str]) -> AfterValidator:

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from calibrate.coverage import outside_shares
 from calibrate.kvgroups import KINDS, kv_rules
 from servecast.errors import ServecastError
+from servecast.manifest import manifest
+from servecast.pools import PoolSetup
 from servecast.scenario import Scenario
-from servecast.setup import Setup, memory_facts, set_up
-from sim.cluster import Cluster, Pool
+from servecast.setup import Setup, set_up
+from sim.cluster import Cluster, Pool, Routing
+from sim.deployment import Classes, Deployment, PoolFacts
 from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
-from sim.result import Classes, Deployment
 from sim.result import Result as Outcome
+from sim.routers import Known
 from sim.samples import shared_prompts
-from sim.schedulers import Scheduler
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
 from sim.windows import Tables, Window, WindowCache
 from workloads.content import content_of
 
-NOT_MODELLED = (
-    "the front end's time a token that it streams, which bounds small models on fast GPUs; the client's network",
-    "answers that later prompts repeat: a prefix cache finds of prompts what the workload says that they share",
-    "step-time jitter: steps are deterministic, so measured latency tails are wider",
-    "clocks that drop under load",
-    "LoRA, speculative decoding, structured output, multimodal inputs",
-)
-"""What a result of this version leaves out, whatever the scenario; an engine adds its own notes."""
+GATEWAY_BLOCK_TOKENS = 16
+"""How finely a gateway that goes by prefixes tells prompts apart: no coarser than engines' KV blocks."""
 
 
 class Result(Outcome):
@@ -59,25 +55,16 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
     """
     setup = scenario if isinstance(scenario, Setup) else set_up(scenario)
     source = _source(setup)
-    cluster = Cluster(source, _pool(setup), setup.scenario.cluster.router)
+    cluster = Cluster(source, [_pool(setup, pool) for pool in setup.pools], _routing(setup))
     if keep_going is None:
         complete = cluster.run()
     else:
         complete = cluster.run(lambda done, now: keep_going(done, source.total, now))
+    deployment = Deployment(tuple(_facts(pool) for pool in setup.pools))
     facts = manifest(setup)
-    if shares := _outside(setup, cluster):
-        facts["cost"]["outside"] = shares
-    memory = setup.memory
-    deployment = Deployment(
-        gpus=setup.gpus,
-        replicas=setup.replicas,
-        fixed_memory_bytes=memory.weight_bytes + memory.activation_bytes + memory.cuda_graph_bytes
-        + memory.communication_bytes + memory.non_torch_bytes,
-        kv_blocks=memory.usable_blocks,
-        block_size=memory.block_size,
-        kv_bytes_per_token=memory.kv_bytes_per_token,
-        prefix_caching=setup.engine.enable_prefix_caching,
-    )  # fmt: skip
+    for pool, shares in zip(facts["pools"], _outside(setup, deployment, cluster), strict=True):
+        if shares:
+            pool["cost"]["outside"] = shares
     return Result(
         cluster.log,
         deployment,
@@ -90,54 +77,34 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
     )
 
 
-def manifest(setup: Setup) -> dict[str, Any]:
-    """Everything that decided the numbers: the scenario as resolved, versions, where costs and options come from."""
-    engine, requests = setup.engine, setup.requests
-    return {
-        "name": setup.scenario.name,
-        "servecast": version("servecast"),
-        "versions": {"python": platform.python_version()} | {p: version(p) for p in ("numpy", "simpy", "polars")},
-        "model": setup.model.name,
-        "gpu": setup.gpu.id,
-        "engine": engine.preset,
-        "seed": setup.scenario.seed,
-        "scenario": setup.resolved(),
-        "engine_options": {
-            option: {"value": engine.options[option], "source": source} for option, source in engine.sources.items()
-        },
-        "workload": {
-            "source": requests.trace.source,
-            "requests": len(requests.trace),
-            "dropped": dict(requests.trace.dropped),
-            "notes": list(requests.trace.notes),
-        },
-        "memory": memory_facts(setup.memory),
-        "cost": dict(setup.cost.provenance),
-        "notes": [*engine.notes, *_cache_notes(setup), *_own_notes(setup)],
-        "not_modelled": list(NOT_MODELLED),
-    }
+def _facts(pool: PoolSetup) -> PoolFacts:
+    memory = pool.memory
+    return PoolFacts(
+        name=pool.name,
+        replicas=pool.replicas,
+        gpus=pool.layout.gpus,
+        fixed_memory_bytes=memory.weight_bytes + memory.activation_bytes + memory.cuda_graph_bytes
+        + memory.communication_bytes + memory.non_torch_bytes,
+        kv_blocks=memory.usable_blocks,
+        block_size=memory.block_size,
+        kv_bytes_per_token=memory.kv_bytes_per_token,
+        prefix_caching=pool.engine.enable_prefix_caching,
+    )  # fmt: skip
 
 
-def _outside(setup: Setup, cluster: Cluster) -> dict[str, float]:
-    """Family -> share of the step time priced outside what was measured; of a datasheet, where all is, nothing."""
-    if setup.cost.provenance["kind"] == "datasheet":
-        return {}
-    steps = cluster.log.steps.table().blocks()
-    return outside_shares(setup.model, setup.layout, setup.engine, setup.prices, setup.cost, steps)
-
-
-def _cache_notes(setup: Setup) -> list[str]:
-    if setup.engine.sources.get("enable_prefix_caching", "").startswith("off"):
-        return ["prefix caching is off: it is not simulated for models whose layers have windows"]
-    if not setup.engine.enable_prefix_caching or setup.requests.trace.prefix is not None:
-        return []
-    found = "preempted requests" if setup.requests.trace.samples is None else "preempted requests, and other samples,"
-    return [f"prefix caching is on, but nobody knows what prompts share here: only {found} are found again"]
-
-
-def _own_notes(setup: Setup) -> list[str]:
-    own = setup.scenario.engine.get("scheduler")
-    return [] if own is None else [f"steps are planned by {own}, not by {setup.engine.preset}'s scheduler"]
+def _outside(setup: Setup, deployment: Deployment, cluster: Cluster) -> list[dict[str, float]]:
+    """A pool: family -> share of its step time priced outside what was measured; of a datasheet, where all is,
+    nothing."""
+    found = []
+    for pool, first in zip(setup.pools, deployment.first, strict=False):
+        shares: dict[str, float] = {}
+        if pool.cost.provenance["kind"] != "datasheet":
+            steps = cluster.log.steps.table()
+            if len(setup.pools) > 1:
+                steps = steps.where((steps["replica"] >= first) & (steps["replica"] < first + pool.replicas))
+            shares = outside_shares(pool.model, pool.layout, pool.engine, pool.prices, pool.cost, steps.blocks())
+        found.append(shares)
+    return found
 
 
 def _source(setup: Setup) -> Source:
@@ -156,46 +123,75 @@ def _classes(setup: Setup) -> Classes | None:
     return None if r.trace.classes is None else Classes(*r.trace.classes, r.slo or {})
 
 
-def _pool(setup: Setup) -> Pool:
-    engine, scheduler = setup.engine, setup.scheduler
+def _routing(setup: Setup) -> Routing:
+    cluster = setup.scenario.cluster
+    kind, parameters = cluster.router["kind"], {k: v for k, v in cluster.router.items() if k != "kind"}
+    return Routing(kind, parameters, cluster.router_stale, setup.scenario.seed, _known(setup, kind), _asks(setup))
+
+
+def _known(setup: Setup, router: str) -> Known:
+    """What a gateway with that router looks at in requests."""
+    trace = setup.requests.trace
+    if router == "prefix-affinity" and trace.prefix is not None:
+        content = content_of(trace.prefix, trace.prompt_tokens, GATEWAY_BLOCK_TOKENS)
+        return Known(paths=content.path, block_size=GATEWAY_BLOCK_TOKENS)
+    if router == "session-affinity" and trace.turns is not None:
+        return Known(session=trace.turns.sessions().tolist().__getitem__)
+    return Known()
+
+
+def _asks(setup: Setup) -> npt.NDArray[np.int64] | None:
+    """int64[n]: the index of the model that each request asks for; None where all pools serve the same."""
+    models = setup.models
+    if len(models) == 1:
+        return None
+    assert setup.requests.trace.classes is not None
+    parts = setup.scenario.workload.classes or []
+    return np.array([models.index(part.model or "") for part in parts])[setup.requests.trace.classes[0]]
+
+
+def _pool(setup: Setup, pool: PoolSetup) -> Pool:
+    engine = pool.engine
     return Pool(
-        replicas=setup.replicas,
-        scheduler=scheduler,
-        cost=setup.step_cost,
-        num_blocks=setup.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
+        replicas=pool.replicas,
+        scheduler=pool.scheduler,
+        cost=pool.step_cost,
+        num_blocks=pool.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
         block_size=engine.block_size,
         max_model_len=engine.max_model_len,
         asynchronous=engine.async_scheduling,
         front_end=engine.front_end,
-        cache=_cache(setup, tables := tables_of(setup), scheduler),
+        cache=_cache(setup, pool, tables := tables_of(pool)),
         tables=tables,
+        weight=pool.weight,
+        serves=setup.models.index(pool.serves),
     )
 
 
-def tables_of(setup: Setup) -> Tables:
+def tables_of(pool: PoolSetup) -> Tables:
     """The block tables of the model's layers."""
-    engine, pool = setup.engine, setup.memory.pool
+    engine, memory = pool.engine, pool.memory.pool
     windows = []
-    for window in setup.model.windows:
-        alike = [g for g in pool.groups if g.kind == KINDS[window.chunked] and g.size == window.size]
-        most = alike[0].most_blocks(engine.max_model_len, pool.in_flight) if alike else 0
+    for window in pool.model.windows:
+        alike = [g for g in memory.groups if g.kind == KINDS[window.chunked] and g.size == window.size]
+        most = alike[0].most_blocks(engine.max_model_len, memory.in_flight) if alike else 0
         windows.append(Window(window.size, window.chunked, len(alike), most))
     rules = kv_rules(engine)
     whole = engine.policy.get("scheduler_reserve_full_isl", False)
     return Tables(
-        full=sum(group.kind == "full" for group in pool.groups),
+        full=sum(group.kind == "full" for group in memory.groups),
         windows=tuple(windows),
         admission="step" if not whole else "window" if rules.caps_admission else "prompt",
         late=rules.keeps_in_flight and engine.async_scheduling,
     )
 
 
-def _cache(setup: Setup, tables: Tables, scheduler: Scheduler) -> Callable[[int, int], KVCache]:
+def _cache(setup: Setup, pool: PoolSetup, tables: Tables) -> Callable[[int, int], KVCache]:
     """What makes a replica's KV cache; prefix caches all have the same content in common."""
-    trace, engine = setup.requests.trace, setup.engine
+    trace, engine = setup.requests.trace, pool.engine
     if not engine.enable_prefix_caching:
         slides = any(window.tables for window in tables.windows)
-        return partial(WindowCache, tables=tables) if slides else scheduler.cache
+        return partial(WindowCache, tables=tables) if slides else pool.scheduler.cache
     known = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).path
     samples, size = trace.samples, engine.block_size
     paths = known if samples is None else shared_prompts(known, trace.prompt_tokens, samples, size)

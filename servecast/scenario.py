@@ -19,7 +19,7 @@ from calibrate.options import refusals
 from servecast.errors import ServecastError, one_of
 from servecast.mistakes import MistakeError, say
 from servecast.own_policy import split
-from servecast.parts import Count, Part, Time, known, named
+from servecast.parts import Count, Part, Time, checked, known, known_model
 from servecast.serve_args import KEY, put_into, read_line
 from servecast.units import Size
 from servecast.workload import (
@@ -34,47 +34,10 @@ from servecast.workload import (
 )
 from servecast.yamlfile import YamlFile, load_yaml, override
 from sim.routers import ROUTERS
+from workloads.kinds import check_parameters
 
 MAX_REPLICAS = 100_000
 """More than these is a slip of the pen, and would exhaust the memory before anything is said."""
-
-
-def is_path(model: str) -> bool:
-    """Whether a scenario's `model` is a path to a config.json (or a folder with one) rather than a catalogue name."""
-    return "/" in model or model.endswith(".json")
-
-
-class PoolPart(Part):
-    """Equal replicas: `replicas` engines on `tp` GPUs each. `profile` is a file with the GPU's kernel times, or
-    datasheet; unset, the shipped profile of the GPU, or its datasheet where there is none."""
-
-    role: Literal["unified", "prefill", "decode"] = "unified"
-    gpu: Annotated[str, known(load_gpu)]
-    tp: Count = 1
-    profile: str | None = None
-    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
-
-
-class ClusterPart(Part):
-    """Where it runs: pools and a router. `{gpu: ..., tp: ..., replicas: ...}` is the short form of one unified pool."""
-
-    pools: list[PoolPart] = Field(min_length=1)
-    router: Annotated[str, named("router", ROUTERS)] = "round-robin"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if "pools" in value:
-            if short := [key for key in value if key in PoolPart.model_fields]:
-                raise ValueError(
-                    f"{one_of(short)} beside pools; write either the short form, cluster: {{gpu: ...}}, or every pool "
-                    "under pools (with --set: cluster.gpu changes the one, cluster.pools.0.gpu the other)"
-                )
-            return value
-        pool = {key: value[key] for key in value if key != "router"}
-        return {"pools": [pool]} | ({"router": value["router"]} if "router" in value else {})
 
 
 class HostPart(Part):
@@ -100,11 +63,95 @@ class MemoryPart(Part):
     other: Size | None = None
 
 
+class PoolPart(Part):
+    """Equal replicas: `replicas` engines on `tp` GPUs each. `profile` is a file with the GPU's kernel times, or
+    datasheet; unset, the shipped profile of the GPU, or its datasheet where there is none. Of several pools each may
+    have a `model`, `host` and `memory` of its own, and an `engine`: options on top of the scenario's, or, with a
+    preset, in place of them. `weight` is what the router `weighted` goes by."""
+
+    name: Annotated[str, Field(min_length=1)] | None = None
+    role: Literal["unified", "prefill", "decode"] = "unified"
+    gpu: Annotated[str, known(load_gpu)]
+    tp: Count = 1
+    profile: str | None = None
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
+    weight: Annotated[float, Field(gt=0, lt=1e6)] = 1.0
+    model: Annotated[str, known_model] | None = None
+    engine: dict[str, Any] | None = None
+    host: HostPart | None = None
+    memory: MemoryPart | None = None
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _preset_alone(cls, value: Any) -> Any:
+        return {"preset": value} if isinstance(value, str) else value
+
+
+def _known_router(spec: dict[str, Any]) -> list[str]:
+    return check_parameters(ROUTERS, spec, "")
+
+
+class ClusterPart(Part):
+    """Where it runs: pools and a router. `{gpu: ..., tp: ..., replicas: ...}` is the short form of one pool.
+
+    `router` is a word, or `{kind: ..., parameters}`; what it knows of loads is up to `router_stale` old."""
+
+    pools: list[PoolPart] = Field(min_length=1)
+    router: Annotated[dict[str, Any], checked(_known_router)] = Field({"kind": "round-robin"}, validate_default=False)
+    router_stale: Time = 0.0
+
+    @field_validator("router", mode="before")
+    @classmethod
+    def _word(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _names(self) -> ClusterPart:
+        if len(self.pools) == 1:
+            own = [key for key in ("model", "engine", "host", "memory") if getattr(self.pools[0], key) is not None]
+            if own:
+                raise MistakeError(
+                    f".pools.0.{key}: there is one pool; write it outside cluster, as {key}" for key in own
+                )
+        names = self.names
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise MistakeError([f".pools: {one_of(twice)} is the name of several pools; each needs its own"])
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """The pools' names: the given ones, else their GPUs', numbered where several pools have that one."""
+        unnamed = [pool.gpu for pool in self.pools if pool.name is None]
+        seen, names = dict.fromkeys(unnamed, 0), []
+        for pool in self.pools:
+            name = pool.name
+            if name is None:
+                seen[pool.gpu] += 1
+                name = pool.gpu if unnamed.count(pool.gpu) == 1 else f"{pool.gpu} {seen[pool.gpu]}"
+            names.append(name)
+        return names
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if "pools" in value:
+            if short := [key for key in value if key in PoolPart.model_fields]:
+                raise ValueError(
+                    f"{one_of(short)} beside pools; write either the short form, cluster: {{gpu: ...}}, or every pool "
+                    "under pools (with --set: cluster.gpu changes the one, cluster.pools.0.gpu the other)"
+                )
+            return value
+        ours = {key: value[key] for key in value if key in cls.model_fields}
+        return {"pools": [{key: value[key] for key in value if key not in ours}]} | ours
+
+
 class Scenario(Part):
     """One simulation, as written: `load_scenario` reads it from YAML."""
 
     name: str
-    model: Annotated[str, known(lambda word: None if is_path(word) else load_model(word))]
+    model: Annotated[str, known_model]
     engine: dict[str, Any]
     cluster: ClusterPart
     workload: WorkloadPart
@@ -137,6 +184,12 @@ class Scenario(Part):
         if problems:
             raise MistakeError(problem.removeprefix("engine") for problem in problems)
         return options
+
+    def pool_engine(self, index: int) -> dict[str, Any]:
+        """The engine options of a pool: the scenario's and on top of them the pool's, which replace them all where they
+        name a preset."""
+        own = self.cluster.pools[index].engine or {}
+        return own if "preset" in own else self.engine | own
 
     @property
     def engine_options(self) -> dict[str, Any]:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from calibrate.cost import CompiledCost, StepCost, compile_cost
-from calibrate.engine import EngineSpec, resolve_engine
-from calibrate.fixes import require_fit
-from calibrate.hardware import Gpu, load_gpu
-from calibrate.layout import Parallelism, check_layout
-from calibrate.memory import Logged, MemoryPlan
-from calibrate.model import ModelSpec
-from calibrate.models import load_model
+from calibrate.engine import EngineSpec
 from calibrate.options import family, nested
-from calibrate.prices import Prices
-from calibrate.scaled import PRICED, Scaled
-from calibrate.serving import checked_windows, served
-from calibrate.ubatch import InPieces
-from servecast.errors import ServecastError
-from servecast.keyed import keyed
-from servecast.own_policy import own_policy, split
-from servecast.profiles import DATASHEET, prices_of
+from servecast.errors import ServecastError, one_of
+from servecast.own_policy import split
+from servecast.pools import PoolSetup, profile_of, set_up_pool
+from servecast.profiles import DATASHEET
 from servecast.requests import Requests, requests_of
-from servecast.scenario import HostPart, Scenario, is_path
-from sim.schedulers import Scheduler, scheduler_of
-
-T = TypeVar("T")
+from servecast.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,40 +22,45 @@ class Setup:
     """A scenario with everything resolved."""
 
     scenario: Scenario
-    model: ModelSpec
-    gpu: Gpu
-    layout: Parallelism
-    replicas: int
-    engine: EngineSpec
-    memory: MemoryPlan
-    prices: Prices
-    cost: CompiledCost
+    pools: tuple[PoolSetup, ...]
     requests: Requests
-    scheduler: Scheduler
 
     @property
-    def step_cost(self) -> StepCost:
-        """What a step takes; in pieces, where the engine computes it so."""
-        pieces = self.engine.ubatch_tokens
-        return InPieces(self.cost, pieces) if pieces else self.cost
+    def pool(self) -> PoolSetup:
+        """The only pool. Raises ServecastError where there are several: what asks for it can handle one."""
+        if len(self.pools) > 1:
+            raise ServecastError("cluster.pools: this works on a scenario with one pool; name one")
+        return self.pools[0]
+
+    def with_pool(self, **changes: Any) -> Setup:
+        """The same with a few fields of the only pool changed."""
+        return replace(self, pools=(replace(self.pool, **changes),))
+
+    @property
+    def models(self) -> list[str]:
+        """The models that are served, as the scenario calls them."""
+        return list(dict.fromkeys(pool.serves for pool in self.pools))
 
     @property
     def gpus(self) -> int:
         """GPUs in the whole cluster."""
-        return self.replicas * self.layout.gpus
+        return sum(pool.gpus for pool in self.pools)
 
     def resolved(self) -> dict[str, Any]:
         """The scenario as a plain mapping that can be loaded again, with every engine option filled in."""
         plain: dict[str, Any] = self.scenario.model_dump(exclude_none=True, exclude_defaults=True)
         plain["name"] = self.scenario.name
-        plain["engine"] = {"preset": self.engine.preset} | nested(self.engine.options)
-        if (own := self.scenario.engine.get("scheduler")) is not None:
-            file, name = split(own)
-            plain["engine"]["scheduler"] = f"{self.scenario.path_of('engine.scheduler', file).resolve()}:{name}"
         plain["cluster"] = self.scenario.cluster.model_dump(exclude_none=True)
-        for pool in plain["cluster"]["pools"]:
+        engines = [self._resolved_engine(i) for i in range(len(self.pools))]
+        alike = all(engine == engines[0] for engine in engines)
+        if alike:
+            plain["engine"] = engines[0]
+        for i, pool in enumerate(plain["cluster"]["pools"]):
+            pool.pop("engine", None)
+            if not alike:
+                pool["engine"] = engines[i]
             if pool.get("profile", DATASHEET) != DATASHEET:
-                pool["profile"] = str(Path(_profile(self.scenario) or "").resolve())
+                pool["profile"] = str(Path(profile_of(self.scenario, i) or "").resolve())
         plain["seed"] = self.scenario.seed
         workload = plain["workload"]
         lengths = [(workload.get("lengths", {}), "workload.lengths")]
@@ -81,108 +72,91 @@ class Setup:
                 part[name] = str(self.scenario.path_of(f"{key}.{name}", part[name]).resolve())
         return plain
 
+    def _resolved_engine(self, index: int) -> dict[str, Any]:
+        engine = self.pools[index].engine
+        plain = {"preset": engine.preset} | nested(engine.options)
+        if (own := self.scenario.pool_engine(index).get("scheduler")) is not None:
+            file, name = split(own)
+            where = f"cluster.pools.{index}.engine.scheduler"
+            plain["scheduler"] = f"{self.scenario.path_of('engine.scheduler', file, where).resolve()}:{name}"
+        return plain
+
 
 def set_up(scenario: Scenario) -> Setup:
     """Resolve `scenario`. Raises ServecastError with every problem of every part."""
     problems: list[str] = []
+    found = [set_up_pool(scenario, index, problems) for index in range(len(scenario.cluster.pools))]
+    pools = tuple(each for each in found if isinstance(each, PoolSetup))
+    engines = [each.engine if isinstance(each, PoolSetup) else each for each in found]
+    lengths = [engine.max_model_len for engine in engines if engine is not None]
+    requests = None
+    try:
+        requests = requests_of(scenario, min(lengths) if len(lengths) == len(found) else None)
+    except ServecastError as error:
+        problems += error.problems
+    if requests and requests.priority is not None:
+        problems += _no_priorities(scenario, pools)
+    problems += (
+        f"cluster.pools.{i}.role: {pool.role} pools are not modelled yet; unified ones are"
+        for i, pool in enumerate(scenario.cluster.pools)
+        if pool.role != "unified"
+    )
+    problems += _wrong_models(scenario)
+    if requests and requests.trace.samples is not None:
+        problems += _no_samples(pools)
+    if requests:
+        problems += _wrong_router(scenario.cluster.router["kind"], requests)
+    if problems:
+        raise ServecastError(*(scenario.at(problem) for problem in dict.fromkeys(problems)))
+    assert requests
+    return Setup(scenario, pools, requests)
 
-    def ask(call: Callable[[], T]) -> T | None:
-        try:
-            return call()
-        except ServecastError as error:
-            problems.extend(error.problems)
-            return None
 
-    pool = scenario.cluster.pools[0]
-    if len(scenario.cluster.pools) > 1 or pool.role != "unified":
-        problems.append("cluster.pools: only one pool of role unified is modelled yet")
-    path = scenario.path_of("model", scenario.model)
-    named = ask(lambda: keyed("model", lambda: load_model(str(path) if is_path(scenario.model) else scenario.model)))
-    gpu = load_gpu(pool.gpu)
-    layout = Parallelism(pool.tp)
-    engine = model = memory = cost = scheduler = None
-    prices = ask(lambda: keyed("cluster.profile", lambda: prices_of(gpu, _profile(scenario))))
-    if prices and scenario.host.kernels is not None:
-        prices = Scaled(prices, dict.fromkeys(PRICED, scenario.host.kernels))
-    if named:
-        engine = ask(lambda: _engine(scenario, gpu, named, layout))
-        model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
-        scheduler = ask(lambda: _scheduler(scenario, engine)) if engine else None
-        wrong = check_layout(model or named, layout, gpu)
-        problems += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
-        if model and engine and not wrong:
-            logged = Logged(**dict(scenario.memory))
-            memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
-            if prices:
-                cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
-    requests = ask(lambda: requests_of(scenario, None if engine is None else engine.max_model_len))
-    if engine and scheduler and requests and requests.priority is not None and not scheduler.by_priority:
-        key = "workload.classes: they" if scenario.workload.priority is None else "workload.priority: requests"
-        problems.append(f"{key} have priorities, {_no_priorities(engine)}, or take the priorities out")
-    if engine and requests and requests.trace.samples is not None:
-        kind = family(engine.engine)
+def _wrong_models(scenario: Scenario) -> Iterator[str]:
+    """How the models that requests ask for are not those that pools serve."""
+    served = list(dict.fromkeys(pool.model or scenario.model for pool in scenario.cluster.pools))
+    classes = scenario.workload.classes or []
+    if len(served) > 1 and not classes:
+        yield (
+            f"cluster.pools: they serve {one_of(served)}, and nothing says which requests ask for which; give the "
+            "workload classes, each with its model"
+        )
+    for i, part in enumerate(classes):
+        if part.model is None and len(served) > 1:
+            yield f"workload.classes.{i}.model: missing; which of the models that are served: {one_of(served)}"
+        if part.model is not None and part.model not in served:
+            yield f"workload.classes.{i}.model: no pool serves {part.model}; served: {one_of(served)}"
+
+
+def _wrong_router(kind: str, requests: Requests) -> Iterator[str]:
+    if kind == "session-affinity" and requests.trace.turns is None:
+        yield "cluster.router: session-affinity goes by sessions, and the workload has none; take another router"
+    if kind == "prefix-affinity" and requests.trace.prefix is None:
+        yield (
+            "cluster.router: prefix-affinity goes by what prompts begin with, and the workload does not say what they "
+            "share; take another router"
+        )
+
+
+def _no_samples(pools: tuple[PoolSetup, ...]) -> Iterator[str]:
+    for kind in (family(pool.engine.engine) for pool in pools):
         if why := kind.get("no_samples"):
-            problems.append(
+            yield (
                 f"workload: requests ask for several samples of one prompt (n), which {kind['title']} does in its own "
                 f"way: {why}. Take n out, or take a preset of vLLM, where each sample is a request"
             )
-    if problems:
-        raise ServecastError(*(scenario.at(problem) for problem in problems))
-    assert model
-    assert engine
-    assert memory
-    assert prices
-    assert cost
-    assert requests
-    assert scheduler
-    return Setup(scenario, model, gpu, layout, pool.replicas, engine, memory, prices, cost, requests, scheduler)
 
 
-def _engine(scenario: Scenario, gpu: Gpu, model: ModelSpec, layout: Parallelism) -> EngineSpec:
-    engine = with_host(resolve_engine(scenario.engine_options, gpu, model, layout), scenario.host)
-    return replace(engine, notes=(*engine.notes, *scenario.notes))
+def _no_priorities(scenario: Scenario, pools: tuple[PoolSetup, ...]) -> list[str]:
+    key = "workload.classes: they" if scenario.workload.priority is None else "workload.priority: requests"
+    return [
+        f"{key} have priorities, {_lacks(pool.engine)}, or take the priorities out"
+        for pool in pools
+        if not pool.scheduler.by_priority
+    ]
 
 
-def _scheduler(scenario: Scenario, engine: EngineSpec) -> Scheduler:
-    """The preset's policy, or the user's own."""
-    if (word := scenario.engine.get("scheduler")) is None:
-        return scheduler_of(engine)
-    file, name = split(word)
-    return own_policy(scenario.path_of("engine.scheduler", file), name, engine)
-
-
-def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:
-    """The engine with the times of the host and the front end that the scenario gives."""
-    times = {
-        "sync_base_s": host.step, "async_base_s": host.step, "bubble_s": host.bubble,
-        "sync_per_sequence_s": host.per_sequence, "async_per_sequence_s": host.per_sequence,
-        "compiled_layer_s": host.layer, "uncaptured_layer_s": host.layer, "eager_layer_s": host.layer,
-    }  # fmt: skip
-    front_end = {"request_s": host.request, "prompt_token_s": host.prompt_token}
-    return replace(
-        engine,
-        host=replace(engine.host, **{name: s for name, s in times.items() if s is not None}),
-        front_end=replace(engine.front_end, **{name: s for name, s in front_end.items() if s is not None}),
-    )
-
-
-def _no_priorities(engine: EngineSpec) -> str:
+def _lacks(engine: EngineSpec) -> str:
     if "scheduling_policy" in engine.options:
         return "which vLLM refuses unless the engine's scheduling_policy is priority; set that"
     return f"which {engine.preset} does not look at; take an engine that does"
-
-
-def _profile(scenario: Scenario) -> Path | str | None:
-    """The profile that the scenario asks for: a file, "datasheet", or None."""
-    profile = scenario.cluster.pools[0].profile
-    if profile in (None, DATASHEET):
-        return profile
-    return scenario.path_of("cluster.profile", profile, "cluster.pools.0.profile")
-
-
-def memory_facts(plan: MemoryPlan) -> dict[str, Any]:
-    """The memory plan as plain numbers, for the manifest."""
-    names = ("visible_bytes", "budget_bytes", "weight_bytes", "activation_bytes", "cuda_graph_bytes",
-             "communication_bytes", "non_torch_bytes", "kv_bytes", "kv_bytes_per_token", "block_size", "num_gpu_blocks",
-             "max_concurrency", "overridden", "kv_tokens")  # fmt: skip
-    return {name: getattr(plan, name) for name in names}

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from servecast.errors import one_of
 from servecast.mistakes import MistakeError, shown
-from servecast.parts import Count, Limit, Part, checked, kind_of, known, named
+from servecast.parts import Count, Limit, Part, checked, kind_of, known, known_model, named
 from servecast.units import Duration
 from workloads.arrivals import ARRIVALS
 from workloads.lengths import LENGTHS
@@ -82,8 +82,8 @@ class LengthsPart(Part):
 
 class ClassPart(Part):
     """Requests of one kind: their share of all (by `weight`), their lengths, how many samples of its prompt each asks
-    for (`n`), an SLO instead of the scenario's, and their priority (the lowest goes first, if the engine's
-    `scheduling_policy` is priority)."""
+    for (`n`), an SLO instead of the scenario's, their priority (the lowest goes first, if the engine's
+    `scheduling_policy` is priority), and the model that they ask for where pools serve several."""
 
     name: Annotated[str, Field(min_length=1)]
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
@@ -91,6 +91,7 @@ class ClassPart(Part):
     n: Samples = 1
     slo: SloPart | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    model: Annotated[str, known_model] | None = None
 
 
 class PriorityPart(Part):

@@ -37,6 +37,11 @@ class FrontEnd:
         """Requests that are here, waiting or running."""
         return len(self._held) + self.replica.in_flight
 
+    @property
+    def kv_used(self) -> float:
+        """The share of the replica's KV blocks that are in use now."""
+        return self.replica.kv_used
+
     def submit(self, request: Request) -> None:
         """A request arrives now."""
         time, arrival_s = self._time, request.arrival_s

@@ -79,6 +79,20 @@ class Replica:
         self._wake: At | None = None
 
     @property
+    def policy(self) -> str:
+        """The name of the policy that plans."""
+        return str(self._scheduler)
+
+    @property
+    def kv_used(self) -> float:
+        """The share of its KV blocks that are in use now."""
+        kv, free = self.state.kv, self.state.kv.free
+        if len(self._ends_s) > 1 and self.batch is not None:
+            decodes = self.state.decodes
+            free -= decodes.demand_over(decodes.step + 1, bisect_right(self._ends_s, self._clock.now))
+        return (kv.usable - free) / kv.usable
+
+    @property
     def in_flight(self) -> int:
         """Requests that are waiting or running."""
         held = len(self.state.waiting) + len(self._incoming) + len(self.state.running)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,40 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sim import metrics, tables
+from sim.deployment import Classes, Deployment
 from sim.metrics import Distribution, Floats
+from sim.occupancy import occupancy, pool_summaries
 from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
 
 if TYPE_CHECKING:
     import polars as pl
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """What ran, as far as the metrics need it. Bytes are per GPU, KV blocks per replica."""
-
-    gpus: int
-    replicas: int
-    fixed_memory_bytes: int  # weights, activations, graphs, buffers: all but the KV cache
-    kv_blocks: int  # that requests can use
-    block_size: int
-    kv_bytes_per_token: int
-    prefix_caching: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Classes:
-    """Request classes: int64[n] index of each request id's class into `names`.
-
-    `slo` has the limits, in seconds, of the classes with an SLO of their own; `Result.slo` holds for the others.
-    """
-
-    index: npt.NDArray[np.int64]
-    names: tuple[str, ...]
-    slo: Mapping[str, Mapping[str, float]]
-
-    def of(self, requests: Mapping[str, Floats]) -> npt.NDArray[np.int64]:
-        """The index of each request's class."""
-        return self.index[requests["id"].astype(np.int64)]
 
 
 class Result:
@@ -115,7 +87,7 @@ class Result:
 
     def _step_frames(self) -> Iterator[pl.DataFrame]:
         for rows in self._steps.blocks():
-            yield tables.step_frame(rows, self.deployment.block_size * self.deployment.kv_bytes_per_token)
+            yield tables.step_frame(rows, self.deployment.of(lambda pool: pool.block_bytes))
 
     def column(self, name: str, *, finished: bool = False) -> Floats:
         """One column of numbers of `requests`, or of the `finished` ones only, without the memory of the whole table.
@@ -230,6 +202,8 @@ class Result:
         out["gpu_seconds"] = self.deployment.gpus * duration
         if self.classes is not None:
             out["classes"] = {name: self._class_summary(name, self.classes) for name in self.classes.names}
+        if len(self.deployment.pools) > 1:
+            out["pools"] = pool_summaries(self.deployment, self._rows, self._steps, duration)
         return out
 
     def _found(self) -> dict[str, Any]:
@@ -241,7 +215,8 @@ class Result:
         admitted = self._rows.where(~np.isnan(self._rows["scheduled_s"]))
         found = float(admitted["cached_tokens"].sum())
         asked = float((admitted["prompt_tokens"] * admitted["samples"]).sum())
-        share = found / asked if asked and self.deployment.prefix_caching else None
+        caching = any(pool.prefix_caching for pool in self.deployment.pools)
+        share = found / asked if asked and caching else None
         return {"total_cached_tokens": int(found), "prefix_cache_hit_rate": share}
 
     def _recomputed(self, preemptions: int) -> dict[str, Any]:
@@ -289,45 +264,17 @@ class Result:
         return out
 
     def _occupancy(self, steps: Table) -> dict[str, Any]:
-        """Queue and requests in the system of all replicas together; batch, KV and memory use of a replica or GPU.
-
-        Means are over the time to the end of the last step, and over replicas; peaks are those of one moment.
-        """
-        d = self.deployment
+        """Queue and requests in the system of all replicas together, and what `occupancy` says of each."""
+        span = float(steps["end_s"].max(initial=0.0))
+        found = occupancy(self.deployment, steps, span)
         if not steps.height:
-            names = ("queue_size", "batch_size_current", "kv_cache_memory_used", "gpu_memory_used")
-            empty = {f"{stat}_{name}": None for name in names for stat in ("mean", "peak")}
-            return empty | {
-                "max_concurrent_requests": 0,
-                "kv_peak_fraction": 0.0,
-                "kv_mean_fraction": 0.0,
-                "engine_steps": 0,
-            }
-        span = float(steps["end_s"].max())
-        share = (steps["end_s"] - steps["start_s"]) / (span * d.replicas)
-        batch = steps["prefill_requests"] + steps["decodes"]
-        mean_batch, peak_batch = float(np.dot(share, batch)), int(batch.max())
-        del batch  # columns of a long log are large
-        peak = float(steps["kv_blocks_end"].max())
-        mean = float(np.dot(share, (steps["kv_blocks"] + steps["kv_blocks_end"]) / 2))
-        del share
-        most = int(metrics.in_system(self._stays(), "left_s")[1].max())
-        block = d.block_size * d.kv_bytes_per_token
+            return found | {"mean_queue_size": None, "peak_queue_size": None, "max_concurrent_requests": 0}
         times, queued = self.queue
         return {
             "mean_queue_size": metrics.time_average(times, queued, 0.0, span),
             "peak_queue_size": int(queued.max()),
-            "max_concurrent_requests": most,
-            "mean_batch_size_current": mean_batch,
-            "peak_batch_size_current": peak_batch,
-            "kv_peak_fraction": peak / d.kv_blocks,
-            "kv_mean_fraction": mean / d.kv_blocks,
-            "mean_kv_cache_memory_used": mean * block,
-            "peak_kv_cache_memory_used": peak * block,
-            "mean_gpu_memory_used": d.fixed_memory_bytes + mean * block,
-            "peak_gpu_memory_used": d.fixed_memory_bytes + peak * block,
-            "engine_steps": int(steps["steps"].sum()),
-        }
+            "max_concurrent_requests": int(metrics.in_system(self._stays(), "left_s")[1].max()),
+        } | found
 
     def write(self, folder: str | Path, texts: Mapping[str, str]) -> Path:
         """Write `summary.json`, `manifest.json`, `requests.parquet`, `steps.parquet` and `texts` (name to content).

@@ -64,13 +64,14 @@ def request_frame(rows: Mapping[str, Floats], classes: Any) -> pl.DataFrame:
     return frame.with_columns(pl.col(text).cast(pl.Categorical))
 
 
-def step_frame(rows: Mapping[str, Floats], block_bytes: int) -> pl.DataFrame:
-    """The table of steps, of some rows of the log; a KV block has `block_bytes` on each GPU."""
+def step_frame(rows: Mapping[str, Floats], block_bytes: Floats) -> pl.DataFrame:
+    """The table of steps, of some rows of the log; a KV block of each replica has `block_bytes` on each GPU."""
     import polars as pl
 
     frame = pl.DataFrame(dict(rows))
     frame = frame.with_columns(_integers(frame.columns))
-    return frame.with_columns(kv_cache_bytes=pl.col("kv_blocks").cast(pl.Int64) * block_bytes)
+    size = pl.Series(block_bytes.astype(np.int64)).gather(frame["replica"])
+    return frame.with_columns(kv_cache_bytes=pl.col("kv_blocks").cast(pl.Int64) * size)
 
 
 def write_parquet(path: Path, frames: Iterator[pl.DataFrame]) -> None:

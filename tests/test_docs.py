@@ -77,7 +77,7 @@ def test_the_scenario_in_the_readme(tmp_path):
         file.write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n")
     (tmp_path / "scenario.yaml").write_text(text, encoding="utf-8")
     setup = set_up(servecast.load_scenario("scenario.yaml"))
-    assert (setup.replicas, len(setup.requests.trace.prompt_tokens)) == (2, 1)
+    assert (setup.pool.replicas, len(setup.requests.trace.prompt_tokens)) == (2, 1)
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)

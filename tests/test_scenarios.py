@@ -16,11 +16,13 @@ CODE, KV, RAG = "scenarios/mix-code.yaml", "scenarios/kv-pressure.yaml", "scenar
 BUDGET, QUICK, OWN = "scenarios/token-budget.yaml", "scenarios/quickstart.yaml", "docs/own-policy/scenario.yaml"
 LOOP, AGENT, SUMMARY = "scenarios/closed-loop-benchmark.yaml", "scenarios/mix-agent.yaml", "scenarios/mix-summary.yaml"
 CHAT, LEGAL, BATCH = "scenarios/mix-chat.yaml", "scenarios/mix-legal.yaml", "scenarios/mix-batch.yaml"
-PRIORITY = "scenarios/priority.yaml"
+PRIORITY, FLEET = "scenarios/priority.yaml", "scenarios/mixed-fleet.yaml"
 CHUNKS = "workload.sessions.chunks=5"
 TOKENS = "engine.max_num_batched_tokens="
 FCFS = "engine.scheduling_policy=fcfs workload.classes.0.priority=0"
 KV_TOKEN_BYTES = 131_072  # llama-3.1-8b in 16 bits
+
+ROUTER = "cluster.router="
 
 STATED = [  # scenario, --set options, the summary's key, what the header says of {it}, the header's unit in the key's
     (LOOP, "", "request_throughput", "{5.4} requests", 1),
@@ -55,6 +57,13 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (CODE, "workload.rate=1 cluster.gpu=h200-sxm", "saturated", "Saturated there too", True),
     (CODE, "workload.rate=1 cluster.replicas=2", "mean_ttft_ms", "at {0.10} s", 1e3),
     (CODE, "workload.rate=1 cluster.replicas=2", "saturated", "Two H100s carry it", False),
+    (FLEET, "", "slo_attainment", "{98} % meet the SLO", 0.01),
+    (FLEET, f"{ROUTER}round-robin", "slo_attainment", "{34} % meet it", 0.01),
+    (FLEET, f"{ROUTER}round-robin", "saturated", "work piles up", True),
+    (FLEET, f"{ROUTER}weighted cluster.pools.0.weight=3", "slo_attainment", "{90} % meet it", 0.01),
+    (FLEET, f"{ROUTER}power-of-two", "slo_attainment", "two random choices {88} %", 0.01),
+    (FLEET, f"{ROUTER}kv-utilisation", "slo_attainment", "in use {99.9} %", 0.01),
+    (FLEET, f"{ROUTER}kv-utilisation", "p99_ttft_ms", "p99 {0.77} s", 1e3),
     (LEGAL, "", "mean_ttft_ms", "TTFT is {0.31} s", 1e3),
     (LEGAL, "workload.rate=2", "saturated", "two a second are too many", True),
     (RAG, "", "mean_ttft_ms", "{0.83} s to the first token", 1e3),

@@ -56,6 +56,13 @@ class Turns:
             found.append("turns: two requests follow the same one; a session has one next turn")
         return found
 
+    def sessions(self) -> Ints:
+        """int64[n]: the first request of the session that each is a turn of."""
+        found = np.arange(self.previous.size)
+        for i in np.flatnonzero(self.previous >= 0):
+            found[i] = found[self.previous[i]]
+        return found
+
     def rows(self, index: NDArray[np.intp]) -> Turns:
         """The requests `index`, ascending; one whose predecessor is left out begins a session of its own."""
         position = np.full(self.previous.size + 1, -1, dtype=np.int64)  # its last entry is where -1 points

@@ -18,7 +18,8 @@ def validation_json(validation: Validation) -> str:
     """The text of `validation.json`: figures in milliseconds where the key says so, errors as fractions."""
     v, manifest = validation, validation.result.manifest
     tree: dict[str, Any] = {
-        **{key: manifest[key] for key in ("name", "servecast", "model", "gpu", "engine") if key in manifest},
+        **{key: manifest[key] for key in ("name", "servecast") if key in manifest},
+        **{key: pool[key] for pool in manifest.get("pools", ()) for key in ("model", "gpu", "engine")},
         "measured": _run(v.run),
         "replayed": v.replayed,
         "doubts": list(v.run.doubts),
@@ -32,7 +33,8 @@ def validation_json(validation: Validation) -> str:
         "causes": _causes(v.causes),
         "notes": [*v.run.notes, *manifest.get("notes", ())],
         "not_modelled": list(manifest.get("not_modelled", ())),
-        **{key: manifest[key] for key in ("scenario", "cost") if key in manifest},
+        **{key: manifest[key] for key in ("scenario",) if key in manifest},
+        **{key: pool[key] for pool in manifest.get("pools", ()) for key in ("cost",)},
     }
     return json.dumps(tree, indent=2, allow_nan=False, default=str) + "\n"
 

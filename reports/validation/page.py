@@ -168,7 +168,7 @@ def _tried(v: Validation) -> str:
 
 def _provenance(v: Validation) -> Iterator[str]:
     manifest = v.result.manifest
-    yield f'<div class="banner">{escape(words.pricing(v.result))}</div>'
+    yield f'<div class="banner">{escape(" ".join(words.pricing(v.result)))}</div>'
     lists = (
         ("The measured run", v.run.notes),
         ("The forecast", [*(manifest.get("workload") or {}).get("notes", ()), *manifest.get("notes", ())]),
@@ -177,8 +177,7 @@ def _provenance(v: Validation) -> Iterator[str]:
     for heading, items in lists:
         if items:
             yield f"<h3>{heading}</h3><ul>" + "".join(f"<li>{escape(str(item))}</li>" for item in items) + "</ul>"
-    options = manifest.get("engine_options") or {}
-    if options:
+    for options in (pool["engine_options"] for pool in manifest.get("pools") or ()):
         rows = "".join(
             f"<tr><th>{escape(name)}</th><td>{escape(_value(o['value']))}</td><td>{escape(str(o['source']))}</td></tr>"
             for name, o in options.items()

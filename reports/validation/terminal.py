@@ -53,7 +53,8 @@ def print_validation(v: Validation, console: Console) -> None:
     console.print()
     for note in v.run.notes:
         line(f"Note: {note}.")
-    line(words.pricing(v.result))
+    for said in words.pricing(v.result):
+        line(said)
 
 
 def _latencies(v: Validation) -> Table:

@@ -111,7 +111,7 @@ def anchor_steps(path: Path, run: ObservedRun) -> Anchored:
     """
     setup = set_up(load_scenario(path))
     base, scalars = _base(setup), _scalars(setup, STEPS)
-    steps = recorded_steps(run, setup.model, setup.layout, setup.engine, setup.prices)
+    steps = recorded_steps(run, setup.pool.model, setup.pool.layout, setup.pool.engine, setup.pool.prices)
     if len(steps.seconds) < ENOUGH:
         raise ServecastError(f"{run.path}: only {len(steps.seconds)} steps; record at least {ENOUGH}, under load")
     steps = replace(steps, kernels_s=steps.kernels_s / base["kernels"])
@@ -127,9 +127,9 @@ def anchor_steps(path: Path, run: ObservedRun) -> Anchored:
 
 def _base(setup: Setup) -> dict[str, float]:
     """What the scenario has now, by its own word or the preset's: seconds, and the factor on kernels."""
-    host, kind = setup.engine.host, "async" if setup.engine.async_scheduling else "sync"
+    host, kind = setup.pool.engine.host, "async" if setup.pool.engine.async_scheduling else "sync"
     return {
-        "request": setup.engine.front_end.request_s,
+        "request": setup.pool.engine.front_end.request_s,
         "step": getattr(host, f"{kind}_base_s"),
         "per_sequence": getattr(host, f"{kind}_per_sequence_s"),
         "bubble": host.bubble_s,
@@ -139,13 +139,13 @@ def _base(setup: Setup) -> dict[str, float]:
 
 def _scalars(setup: Setup, names: Sequence[str], stay: Sequence[str] = ()) -> list[Scalar]:
     """What can be fitted: no time that the scenario sets to 0, no bubble of a synchronous engine."""
-    base, known = _base(setup), setup.prices.provenance["kind"] == "profile" and setup.gpu.id != "cpu"
+    base, known = _base(setup), setup.pool.prices.provenance["kind"] == "profile" and setup.pool.gpu.id != "cpu"
     spread = KERNELS_SPREAD["profile" if known else "datasheet"]
     out = []
     for name in names:
         if name == "kernels":
             out.append(Scalar(name, base[name], spread, 0.101, 9.9))
-        elif base[name] > 0 and (name != "bubble" or setup.engine.async_scheduling):
+        elif base[name] > 0 and (name != "bubble" or setup.pool.engine.async_scheduling):
             limits = min(1e-6, base[name]), max(1.0, base[name])
             out.append(Scalar(name, base[name], TIMES_SPREAD, *limits, stays=name in stay))
     return out

@@ -16,9 +16,10 @@ from calibrate.cost import compile_cost
 from calibrate.scaled import PRICED, Scaled
 from reports.words import requests as counted
 from servecast.errors import ServecastError
+from servecast.pools import with_host
 from servecast.run import simulate
 from servecast.scenario import HostPart, Scenario, load_scenario
-from servecast.setup import Setup, set_up, with_host
+from servecast.setup import Setup, set_up
 from servecast.units import duration_text
 from servecast.validation.checks import warnings_of
 from servecast.validation.replay import Replay, replay_of
@@ -156,10 +157,10 @@ class Point:
 def with_values(setup: Setup, values: Values) -> Setup:
     """The setup at these host times (seconds) and this factor on kernels, instead of the scenario's."""
     times = {name: duration_text(value) for name, value in values.items() if name != "kernels"}
-    engine = with_host(setup.engine, HostPart.model_validate(times))
+    engine = with_host(setup.pool.engine, HostPart.model_validate(times))
     factor = values["kernels"] / factor_of(setup)
-    prices = Scaled(setup.prices, dict.fromkeys(PRICED, factor))
-    return replace(setup, engine=engine, cost=compile_cost(setup.model, setup.layout, engine, prices))
+    prices = Scaled(setup.pool.prices, dict.fromkeys(PRICED, factor))
+    return setup.with_pool(engine=engine, cost=compile_cost(setup.pool.model, setup.pool.layout, engine, prices))
 
 
 def point_replay(path: Path, run: MeasuredRun) -> tuple[MeasuredRun, Replay]:

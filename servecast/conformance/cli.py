@@ -75,7 +75,7 @@ def check(scenario: Path, file: Path, overrides: tuple[str, ...]) -> None:
 
     run = read_steps(file)
     setup = set_up(load_scenario(scenario, overrides))
-    engine = setup.engine
+    engine = setup.pool.engine
     if engine.engine != "vllm":
         raise ServecastError(
             f"engine.preset: {engine.preset} is not vLLM, whose steps {file} holds; take a preset of it"
@@ -90,26 +90,26 @@ COMMANDS = (observe, check)
 
 def num_blocks(run: ObservedRun, setup: Setup) -> int:
     """KV blocks to replay with: the scenario's own word, else the engine's, else the memory plan's."""
-    if setup.engine.num_gpu_blocks_override is not None:
-        return setup.engine.num_gpu_blocks_override
-    return int(run.facts.get("num_gpu_blocks", setup.memory.num_gpu_blocks))
+    if setup.pool.engine.num_gpu_blocks_override is not None:
+        return setup.pool.engine.num_gpu_blocks_override
+    return int(run.facts.get("num_gpu_blocks", setup.pool.memory.num_gpu_blocks))
 
 
 def contradictions(run: ObservedRun, setup: Setup) -> Iterator[str]:
     """Where what the engine said of itself is not what the scenario describes, each in a sentence without its stop."""
-    facts, engine = run.facts, setup.engine
+    facts, engine = run.facts, setup.pool.engine
     for option in OPTIONS:
         if option in facts and facts[option] != engine.options[option]:
             ours, source = engine.options[option], engine.sources.get(option, "the preset")
             yield f"the engine ran with {option} {facts[option]}, the scenario has {ours} ({source})"
-    if facts.get("tensor_parallel_size", setup.layout.tp) != setup.layout.tp:
+    if facts.get("tensor_parallel_size", setup.pool.layout.tp) != setup.pool.layout.tp:
         tp = facts["tensor_parallel_size"]
-        yield f"the engine ran with tensor_parallel_size {tp}, the scenario has cluster.tp {setup.layout.tp}"
+        yield f"the engine ran with tensor_parallel_size {tp}, the scenario has cluster.tp {setup.pool.layout.tp}"
     if facts.get("data_parallel_size", 1) > 1:
         yield f"the engine is one of {facts['data_parallel_size']} data-parallel ones, which may hold back prefills"
     if facts.get("enable_prefix_caching"):
         yield "the engine ran with prefix caching, and nobody knows what its prompts shared: steps with a hit differ"
-    blocks, ours = facts.get("num_gpu_blocks"), setup.memory.num_gpu_blocks
+    blocks, ours = facts.get("num_gpu_blocks"), setup.pool.memory.num_gpu_blocks
     if blocks is not None and blocks != ours:
         used = "the scenario's" if engine.num_gpu_blocks_override is not None else "the engine's"
         off = f"{100 * (ours / blocks - 1):+.1f} %" if blocks else "none"
@@ -119,7 +119,7 @@ def contradictions(run: ObservedRun, setup: Setup) -> Iterator[str]:
 
 def _identity(run: ObservedRun, setup: Setup) -> Iterator[str]:
     """Version, model, number formats and GPU."""
-    facts, engine = run.facts, setup.engine
+    facts, engine = run.facts, setup.pool.engine
     preset = _preset_of(str(facts.get("vllm", "")))
     if preset and preset != engine.preset:
         yield f"the engine is vLLM {facts['vllm']}, for which {preset} is the preset; the scenario has {engine.preset}"
@@ -130,9 +130,9 @@ def _identity(run: ObservedRun, setup: Setup) -> Iterator[str]:
         word = getattr(engine, option)
         if facts.get(option, "auto") != "auto" and word != "auto" and _dtype(word) != _dtype(facts[option]):
             yield f"the engine ran with {option} {facts[option]}, the scenario has {word}"
-    key = re.findall(r"[a-z]*\d+[a-z]*", setup.gpu.id) or [setup.gpu.id]
+    key = re.findall(r"[a-z]*\d+[a-z]*", setup.pool.gpu.id) or [setup.pool.gpu.id]
     if "gpu" in facts and _plain(key[0]) not in _plain(facts["gpu"]):
-        yield f"the engine ran on {facts['gpu']}, the scenario on {setup.gpu.name}"
+        yield f"the engine ran on {facts['gpu']}, the scenario on {setup.pool.gpu.name}"
 
 
 def _preset_of(version: str) -> str | None:

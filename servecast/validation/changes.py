@@ -61,7 +61,7 @@ def changes(setup: Setup) -> Iterator[Change]:
         kernels = factor * (setup.scenario.host.kernels or 1.0)
         if 0.1 < kernels < 10:
             yield Change(f"kernels {words}", host={"kernels": kernels})
-    if setup.engine.engine == "vllm":  # of others nobody has said which options differ between deployments
+    if setup.pool.engine.engine == "vllm":  # of others nobody has said which options differ between deployments
         yield from _memory(setup)
         yield from _switches(setup)
         yield from _batches(setup)
@@ -69,8 +69,8 @@ def changes(setup: Setup) -> Iterator[Change]:
 
 
 def _host(setup: Setup) -> Iterator[Change]:
-    host = setup.engine.host
-    overlapped = setup.engine.async_scheduling
+    host = setup.pool.engine.host
+    overlapped = setup.pool.engine.async_scheduling
     base = host.async_base_s if overlapped else host.sync_base_s
     each = host.async_per_sequence_s if overlapped else host.sync_per_sequence_s
     for factor, words in ((2.0, "twice"), (0.5, "half")):
@@ -80,7 +80,7 @@ def _host(setup: Setup) -> Iterator[Change]:
 
 
 def _front_end(setup: Setup) -> Iterator[Change]:
-    now = setup.engine.front_end
+    now = setup.pool.engine.front_end
     for more in (0.005, 0.02):
         yield Change(f"{1e3 * more:.0f} ms more of the front end a request", host={"request": now.request_s + more})
     if now.request_s or now.prompt_token_s:
@@ -88,32 +88,33 @@ def _front_end(setup: Setup) -> Iterator[Change]:
 
 
 def _memory(setup: Setup) -> Iterator[Change]:
-    blocks = setup.memory.num_gpu_blocks
+    blocks = setup.pool.memory.num_gpu_blocks
     for factor, words in ((0.8, "20 % fewer"), (1.2, "20 % more")):
         yield Change(f"{words} KV blocks", engine={"num_gpu_blocks_override": round(factor * blocks)})
-    word = "auto" if setup.engine.kv_cache_dtype.startswith("fp8") else "fp8"
+    word = "auto" if setup.pool.engine.kv_cache_dtype.startswith("fp8") else "fp8"
     yield Change(f"a KV cache of dtype {word}", engine={"kv_cache_dtype": word})
 
 
 def _switches(setup: Setup) -> Iterator[Change]:
     for option, words in (("async_scheduling", "asynchronous scheduling"), ("enable_prefix_caching", "prefix caching")):
-        on = setup.engine.options[option]
+        on = setup.pool.engine.options[option]
         yield Change(f"{words} {'off' if on else 'on'}", engine={option: not on})
 
 
 def _batches(setup: Setup) -> Iterator[Change]:
     """Limits of a batch that some version has by default on some GPU."""
-    rules = [rule for preset in family(setup.engine.engine)["presets"].values() for rule in preset["batch_defaults"]]
+    presets = family(setup.pool.engine.engine)["presets"].values()
+    rules = [rule for preset in presets for rule in preset["batch_defaults"]]
     for option in ("max_num_seqs", "max_num_batched_tokens"):
-        now = setup.engine.options[option]
+        now = setup.pool.engine.options[option]
         for value in sorted({rule[option] for rule in rules} - {now}):
             yield Change(f"{option} {value:,} instead of {now:,}", engine={option: value})
 
 
 def _presets(setup: Setup) -> Iterator[Change]:
     options = {key: value for key, value in setup.scenario.engine_options.items() if key != "preset"}
-    for preset in family(setup.engine.engine)["presets"]:
-        if preset == setup.engine.preset:
+    for preset in family(setup.pool.engine.engine)["presets"]:
+        if preset == setup.pool.engine.preset:
             continue
         dropped = [key for key, value in options.items() if _refused(preset, key, value)]
         without = f" (which has no {one_of(dropped)})" if dropped else ""

@@ -43,12 +43,12 @@ def warnings_of(run: MeasuredRun, replay: Replay) -> list[str]:
 def _model(run: MeasuredRun, setup: Setup) -> Iterator[str]:
     if run.model is None:
         return
-    theirs, ours = _words(run.model), _words(setup.model.name)
+    theirs, ours = _words(run.model), _words(setup.pool.model.name)
     if not (theirs <= ours or ours <= theirs):
-        yield f"the file says that {run.model} was served; the scenario's model is {setup.model.name}"
+        yield f"the file says that {run.model} was served; the scenario's model is {setup.pool.model.name}"
         return
     weights = set(re.split(r"[^a-z0-9]+", run.model.lower())) & QUANTIZED
-    if weights and not setup.model.quantized:
+    if weights and not setup.pool.model.quantized:
         yield f"by its name {run.model} is quantised ({', '.join(sorted(weights))}), and the scenario's weights are not"
 
 
@@ -63,9 +63,9 @@ def _gpu(run: MeasuredRun, setup: Setup) -> Iterator[str]:
     """Result files say no GPU, but people name files and folders after it."""
     path = Path(run.source.partition(": ")[0])
     named = [gpu for part in path.parts[-2:] for gpu in gpu_ids() if gpu != "cpu" and _plain(gpu) in _joined(part)]
-    if named and not any(_plain(gpu) == _plain(setup.gpu.id) for gpu in named):
+    if named and not any(_plain(gpu) == _plain(setup.pool.gpu.id) for gpu in named):
         longest = load_gpu(max(named, key=len)).name
-        yield f"the file's name speaks of {longest}; the scenario runs on {setup.gpu.name}"
+        yield f"the file's name speaks of {longest}; the scenario runs on {setup.pool.gpu.name}"
 
 
 def _plain(gpu_id: str) -> str:

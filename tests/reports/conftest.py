@@ -26,6 +26,7 @@ RUNS: dict[str, Callable[[], Result]] = {
     "stable": lambda: run(300, 8.0, slo=SLO),
     "saturated": lambda: run(1000, 30.0, kv_blocks=1500, slo=SLO | {"e2e": 30.0}),
     "two replicas": lambda: run(200, 16.0, replicas=2),
+    "two pools": lambda: run(200, 16.0, pools=2),
     "closed loop": lambda: run(200, concurrency=16),
     "one request": lambda: run(1),
     "one token each": lambda: run(20, lengths=({"kind": "fixed", "tokens": 100}, {"kind": "fixed", "tokens": 1})),

@@ -59,7 +59,7 @@ def test_strings_are_escaped() -> None:
 def test_missing_manifest_entries_are_no_problem() -> None:
     result = run(3)
     result.manifest = {}
-    assert "not yet validated" in report_html(result)
+    assert "A forecast, not a measurement" in report_html(result)
 
 
 @pytest.mark.parametrize(
@@ -89,5 +89,13 @@ def test_provenance_is_there(pages: Pages) -> None:
         assert expected in text
 
 
-def test_in_a_browser(pages: Pages, tmp_path: Path) -> None:
-    assert figures_drawn(pages("saturated"), tmp_path) == len(FIGURES)
+@pytest.mark.parametrize(("name", "count"), [("saturated", len(FIGURES) - 1), ("two pools", len(FIGURES))])
+def test_in_a_browser(pages: Pages, tmp_path: Path, name: str, count: int) -> None:
+    assert figures_drawn(pages(name), tmp_path) == count
+
+
+def test_several_pools_stand_side_by_side(pages: Pages) -> None:
+    assert "<h2>Pools</h2>" not in pages("saturated")
+    text = own(pages("two pools"))
+    for expected in ("<h2>Pools</h2>", "<th>h100-sxm 1</th>", "Engine options of h100-sxm 1"):
+        assert expected in text

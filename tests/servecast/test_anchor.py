@@ -225,7 +225,7 @@ def test_what_the_scenario_says_already_is_where_it_starts(scenario: Path) -> No
     assert " 1.080 " in out.output
     setup = set_up(load_scenario(scenario))
     again = with_values(setup, {"kernels": 1.08, "step": 1.6e-3, "request": 6e-3, "per_sequence": 8e-6, "bubble": 4e-4})
-    assert again.cost.step_s([(300, 0)], 7, 900) == pytest.approx(setup.cost.step_s([(300, 0)], 7, 900))
+    assert again.pool.cost.step_s([(300, 0)], 7, 900) == pytest.approx(setup.pool.cost.step_s([(300, 0)], 7, 900))
 
 
 def test_the_copy_has_the_block_and_every_comment_and_runs(scenario: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_handful_of_requests_is_refused(scenario: Path) -> None:
 def test_steps_tell_the_host_and_the_second_half_is_held_out(scenario: Path) -> None:
     setup = set_up(load_scenario(scenario))
     truth = {"step": 1.6e-3, "per_sequence": 20e-6, "bubble": 0.4e-3, "request": 6e-3, "kernels": 1.1}
-    found = anchor_steps(scenario, made(with_values(setup, truth).cost, count=600))
+    found = anchor_steps(scenario, made(with_values(setup, truth).pool.cost, count=600))
     assert values(found) == pytest.approx({name: truth[name] for name in ("step", "per_sequence", "kernels")}, rel=0.15)
     whole = found.errors[-1]
     assert (whole.of, whole.what, found.unseen, found.notes) == ("all steps", "300", True, ())
@@ -338,7 +338,7 @@ def test_steps_tell_the_host_and_the_second_half_is_held_out(scenario: Path) -> 
 def test_what_the_observer_wrote_is_read_and_kinds_of_steps_are_shown(scenario: Path) -> None:
     setup = set_up(load_scenario(scenario))
     truth = {"step": 2e-3, "per_sequence": 8e-6, "bubble": 0.4e-3, "request": 6e-3, "kernels": 1.0}
-    run = made(with_values(setup, truth).cost)
+    run = made(with_values(setup, truth).pool.cost)
     lines: list[Any] = [{"servecast_steps": 1, "vllm": "0.10.2"}, ["q", 0, 0, 0.0, 9, 9, 0.0, 0, ""]]
     for n, s in enumerate(run.steps.iter_rows(named=True)):
         chunks = [[0, q, kv] for q, kv in zip(s["chunk_tokens"], s["chunk_cached"], strict=True)]
@@ -362,7 +362,7 @@ def test_what_the_observer_wrote_is_read_and_kinds_of_steps_are_shown(scenario: 
 
 def test_too_few_steps_are_refused(scenario: Path) -> None:
     with pytest.raises(ServecastError, match="only 10 steps"):
-        anchor_steps(scenario, made(set_up(load_scenario(scenario)).cost, count=10))
+        anchor_steps(scenario, made(set_up(load_scenario(scenario)).pool.cost, count=10))
 
 
 def test_a_point_knows_which_of_its_requests_are_fitted(scenario: Path) -> None:

@@ -61,7 +61,7 @@ def test_intervals_hold_the_forecast_and_widen_with_ignorance() -> None:
 
 
 def test_what_may_be_wrong_moves_what_it_should() -> None:
-    base = setup()
+    base = setup().pool
     draw = next(draws(base.prices, 1, 0))
     none = replace(draw, factors={}, long_steps=1.0, host=1.0, front_end=1.0)
     assert none.engine(base.engine) == base.engine

@@ -106,8 +106,8 @@ def test_a_scenario_takes_what_was_logged(tmp_path: Path) -> None:
         "output: {kind: fixed, tokens: 9}}}\nmemory: {weights: 15GiB, other: 0MiB}\n"
     )
     setup = set_up(load_scenario(file))
-    assert setup.memory.weight_bytes == 15 * 2**30
-    assert setup.memory.non_torch_bytes == 0
+    assert setup.pool.memory.weight_bytes == 15 * 2**30
+    assert setup.pool.memory.non_torch_bytes == 0
     assert setup.resolved()["memory"] == {"weights": f"{15 * 2**30}B", "other": "0B"}
 
 

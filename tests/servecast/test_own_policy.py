@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,7 +116,7 @@ def test_a_policy_may_be_a_dataclass_and_must_plan(tmp_path: Path) -> None:
         "class Idle(Scheduler):\n    pass\n",
         encoding="utf-8",
     )
-    engine = set_up(load_scenario(QUICKSTART)).engine
+    engine = set_up(load_scenario(QUICKSTART)).pool.engine
     own_policy(path, "Mine", engine)
     with pytest.raises(ServecastError, match=r"Idle has no plan\(state\)"):
         own_policy(path, "Idle", engine)
@@ -129,8 +128,9 @@ def test_a_policy_may_be_a_dataclass_and_must_plan(tmp_path: Path) -> None:
 def test_a_presets_policy_that_is_watched_is_the_same(preset: str) -> None:
     scenario = load_scenario(QUICKSTART, [f"engine.preset={preset}", "workload.num_requests=60"])
     setup = set_up(scenario)
-    audited = Audited(setup.scheduler, "Mine", setup.engine.max_num_batched_tokens, setup.engine.max_num_seqs)
-    same = simulate(replace(setup, scheduler=audited)).summary()
+    engine = setup.pool.engine
+    audited = Audited(setup.pool.scheduler, "Mine", engine.max_num_batched_tokens, engine.max_num_seqs)
+    same = simulate(setup.with_pool(scheduler=audited)).summary()
     assert {k: v for k, v in same.items() if k.endswith("_ms")} == {
         k: v for k, v in simulate(setup).summary().items() if k.endswith("_ms")
     }

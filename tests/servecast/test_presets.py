@@ -34,7 +34,7 @@ def test_a_preset_runs_and_is_written_down_in_its_own_words(preset):
     summary = servecast.simulate(setup).summary()
     assert summary["completed"] == 150
     again = set_up(Scenario.model_validate(setup.resolved()))
-    assert again.engine.options == setup.engine.options
+    assert again.pool.engine.options == setup.pool.engine.options
     assert servecast.simulate(again).summary()["mean_e2el_ms"] == summary["mean_e2el_ms"]
 
 
@@ -54,14 +54,14 @@ def test_request_level_batching_makes_them_wait():
 
 
 def test_versions_between_the_engines_of_vllm_have_no_preset():
-    assert set_up(scenario("vllm-0.7.3")).engine.preset == "vllm-0.6"
+    assert set_up(scenario("vllm-0.7.3")).pool.engine.preset == "vllm-0.6"
     with pytest.raises(ServecastError, match=r"vllm-0.6 stands for versions up to 0.7"):
         set_up(scenario("vllm-0.9"))
 
 
 def test_vllm_0_6_chunks_by_itself_where_the_model_is_long():
-    assert set_up(scenario("vllm-0.6")).engine.policy["enable_chunked_prefill"]
-    short = set_up(scenario("vllm-0.6", max_model_len=32768)).engine
+    assert set_up(scenario("vllm-0.6")).pool.engine.policy["enable_chunked_prefill"]
+    short = set_up(scenario("vllm-0.6", max_model_len=32768)).pool.engine
     assert (short.policy["enable_chunked_prefill"], short.max_num_batched_tokens) == (False, 32768)
 
 
@@ -94,5 +94,5 @@ def test_a_step_in_pieces_costs_what_its_pieces_cost():
 )
 def test_what_windows_reserve_and_keep_by_version(preset, admission, late, most):
     """gpt-oss: windows of 128 tokens beside 8,192 in flight, or twice as many, in blocks of 16."""
-    tables = tables_of(set_up(small(model="gpt-oss-20b", engine={"preset": preset})))
+    tables = tables_of(set_up(small(model="gpt-oss-20b", engine={"preset": preset})).pool)
     assert (tables.admission, tables.late, tables.windows[0].most) == (admission, late, most)

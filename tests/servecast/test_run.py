@@ -96,14 +96,15 @@ def test_manifest_says_what_decided_the_numbers(saved: tuple[Result, Path]) -> N
     assert manifest["seed"] == manifest["scenario"]["seed"] == 1
     assert manifest["servecast"]
     assert {"python", "numpy", "simpy", "polars"} <= set(manifest["versions"])
-    cost = manifest["cost"]
+    pool = manifest["pools"][0]
+    cost = pool["cost"]
     assert (cost["kind"], cost["gpu"]) == ("profile", "h100-sxm")
     assert re.match(r"kernels off by gemm \d.*\(medians, held out of the fit\)", cost["accuracy"])
     assert "aiconfigurator" in cost["sources"]["gemm"]
     assert 0 < cost["outside"]["elementwise"] < 0.1
-    assert manifest["engine_options"]["max_num_seqs"] == {"value": 1024, "source": "vLLM v0.19.1 default for 79 GiB"}
+    assert pool["engine_options"]["max_num_seqs"] == {"value": 1024, "source": "vLLM v0.19.1 default for 79 GiB"}
     assert manifest["workload"]["requests"] == 40
-    assert manifest["memory"]["num_gpu_blocks"] > 1
+    assert pool["memory"]["num_gpu_blocks"] > 1
     assert manifest["not_modelled"]
     assert str(Path.home()) not in json.dumps(manifest)
 

@@ -42,9 +42,10 @@ def test_every_key_of_the_schema(tmp_path: Path) -> None:
     )
     setup = setup_of(file)
     assert setup.scenario.name == "all of it"
-    assert (setup.gpus, setup.replicas) == (6, 3)
-    assert (setup.engine.max_num_seqs, setup.engine.block_size, setup.engine.async_scheduling) == (128, 32, False)
-    assert setup.memory.num_gpu_blocks == 5000
+    assert (setup.gpus, setup.pool.replicas) == (6, 3)
+    engine = setup.pool.engine
+    assert (engine.max_num_seqs, engine.block_size, engine.async_scheduling) == (128, 32, False)
+    assert setup.pool.memory.num_gpu_blocks == 5000
     assert setup.scenario.slo.limits() == {"ttft": 1.0, "tpot": 0.05, "e2e": 60.0}
     assert setup.requests.trace.arrival_s.tolist() == [0, 15]
     assert setup.requests.trace.max_tokens.tolist() == [100, 100]
@@ -148,7 +149,7 @@ def test_overrides_leave_the_callers_mapping_alone() -> None:
 
 
 def test_null_takes_an_option_back() -> None:
-    assert set_up(small(engine__max_num_seqs=None)).engine == set_up(small()).engine
+    assert set_up(small(engine__max_num_seqs=None)).pool.engine == set_up(small()).pool.engine
     assert (
         set_up(small(workload__lengths__prompt__max=None)).requests.trace.source
         == set_up(small()).requests.trace.source
@@ -180,7 +181,7 @@ def test_model_as_a_path(tmp_path: Path) -> None:
     )
     write(tmp_path, sizes, "config.json")
     file = write(tmp_path, QUICKSTART.read_text().replace("model: llama-3.1-8b", "model: ./config.json"))
-    assert setup_of(file).model.hidden == 2048
+    assert setup_of(file).pool.model.hidden == 2048
 
 
 def test_seed_decides_the_requests() -> None:
@@ -191,7 +192,7 @@ def test_seed_decides_the_requests() -> None:
 
 
 def test_an_unlisted_version_is_resolved_and_said() -> None:
-    engine = set_up(small(engine="vllm-0.20")).engine
+    engine = set_up(small(engine="vllm-0.20")).pool.engine
     assert engine.preset == "vllm-0.19"
     assert any("vllm-0.20" in note for note in engine.notes)
 
@@ -214,7 +215,7 @@ def test_resolved_loads_again_as_the_same(
     setup = setup_of(QUICKSTART, {**SMALL, **changes} if "workload" not in changes else changes)
     again = setup_of(write(tmp_path, dump_yaml(setup.resolved())))
     assert again.resolved() == setup.resolved()
-    assert again.memory == setup.memory
+    assert again.pool.memory == setup.pool.memory
     assert np.array_equal(again.requests.trace.prompt_tokens, setup.requests.trace.prompt_tokens)
     assert np.array_equal(again.requests.trace.max_tokens, setup.requests.trace.max_tokens)
 
@@ -243,7 +244,7 @@ def test_a_changed_preset_keeps_the_workload_and_says_what_it_leaves_out(tmp_pat
     scenario = load_scenario(file, ["engine.preset=vllm-0.15"])
     assert scenario.workload == load_scenario(file).workload
     assert "scheduler_reserve_full_isl" not in scenario.engine
-    (note,) = [note for note in set_up(scenario).engine.notes if "left out" in note]
+    (note,) = [note for note in set_up(scenario).pool.engine.notes if "left out" in note]
     assert note.startswith("left out with the change to vllm-0.15: scheduler_reserve_full_isl: vllm-0.15 does not have")
     (problem,) = problems(file, ["engine.preset=vllm-0.15", "engine.scheduler_reserve_full_isl=true"])
     assert "vllm-0.15 does not have this option" in problem

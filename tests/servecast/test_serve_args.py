@@ -136,7 +136,7 @@ def test_a_line_replaces_model_engine_and_tp(tmp_path):
         "--serve-args: replaced, with what the line says or the engine's default: block_size, max_num_seqs, memory",
         "--serve-args: of the line, without influence here: --port",
     ]
-    assert set_up(scenario).engine.max_num_seqs == 9
+    assert set_up(scenario).pool.engine.max_num_seqs == 9
 
 
 def test_another_engine_comes_in_its_newest_version():

@@ -105,7 +105,7 @@ class PlansNothing(VllmV1):
 
 def test_work_that_nobody_starts_is_an_error_that_shows_the_state():
     pool = Pool(1, PlansNothing(64, 8), LinearCost(), 100, 16, 1000, False, NO_TIME)
-    cluster = Cluster(requests([(0, 8, 4), (1, 8, 4)]), pool, "round-robin")
+    cluster = Cluster(requests([(0, 8, 4), (1, 8, 4)]), [pool])
     with pytest.raises(ServecastError, match=r"after 0 of 2 requests .*replica 0: 2 waiting, 0 running, 99 of 99"):
         cluster.run()
 
@@ -116,7 +116,7 @@ def test_a_run_can_be_stopped_and_what_is_done_counts():
     lengths = rng.integers(1, 50, n)
     source = OpenLoop(np.cumsum(rng.exponential(0.1, n)), Requests(lengths, lengths, lengths))
     cost = LinearCost(base=0.01, token=1e-4, decode=1e-4, kv=0.0, attention=0.0)
-    cluster = Cluster(source, Pool(2, VllmV1(512, 64), cost, 5000, 16, 1000, True, NO_TIME), "round-robin")
+    cluster = Cluster(source, [Pool(2, VllmV1(512, 64), cost, 5000, 16, 1000, True, NO_TIME)])
     assert not cluster.run(lambda done, now: done < 5000)
     rows = cluster.log.requests.table()
     unfinished = rows["outcome"] == UNFINISHED
@@ -132,9 +132,7 @@ def test_replicas_share_requests_in_turn_and_the_log_keeps_them_apart():
     lengths = rng.integers(1, 50, n)
     cost = LinearCost(base=0.01, token=1e-4, decode=1e-4, kv=0.0, attention=0.0)
     pool = Pool(3, VllmV1(512, 64), cost, 5000, 16, 1000, True, NO_TIME)
-    cluster = Cluster(
-        OpenLoop(np.cumsum(rng.exponential(0.02, n)), Requests(lengths, lengths, lengths)), pool, "round-robin"
-    )
+    cluster = Cluster(OpenLoop(np.cumsum(rng.exponential(0.02, n)), Requests(lengths, lengths, lengths)), [pool])
     assert cluster.run()
     rows = cluster.log.requests.table()
     assert (rows["replica"] == rows["id"] % 3).all()

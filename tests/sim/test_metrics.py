@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim import metrics
+from sim.deployment import Deployment, PoolFacts
 from sim.metrics import Distribution
-from sim.result import Deployment, Result
+from sim.result import Result
 from sim.steplog import PROMPT_TOO_LONG, Log
 
 NAN = float("nan")
-DEPLOYMENT = Deployment(1, 1, 10**9, 100, 16, 1000)
+DEPLOYMENT = Deployment((PoolFacts("gpu", 1, 1, 10**9, 100, 16, 1000),))
 
 
 def result(rows, gaps=(), slo=(), open_loop=True, steps=()):

@@ -1,0 +1,87 @@
+"""Everything that decided the numbers of a run, as plain facts: what ran, versions, where costs and options come from,
+and what is not modelled."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+from calibrate.memory import MemoryPlan
+from servecast.pools import PoolSetup
+from servecast.setup import Setup
+
+NOT_MODELLED = (
+    "the front end's time a token that it streams, which bounds small models on fast GPUs; the client's network",
+    "answers that later prompts repeat: a prefix cache finds of prompts what the workload says that they share",
+    "step-time jitter: steps are deterministic, so measured latency tails are wider",
+    "clocks that drop under load",
+    "LoRA, speculative decoding, structured output, multimodal inputs",
+)
+"""What a result of this version leaves out, whatever the scenario; an engine adds its own notes."""
+
+
+def manifest(setup: Setup) -> dict[str, Any]:
+    """The facts; `pools` has a pool's own, in the order of the scenario."""
+    requests = setup.requests
+    pools = [_pool(pool) for pool in setup.pools]
+    notes = dict.fromkeys(
+        note for i, pool in enumerate(setup.pools) for note in (*pool.engine.notes, *_own_notes(setup, i))
+    )
+    return {
+        "name": setup.scenario.name,
+        "servecast": version("servecast"),
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in ("numpy", "simpy", "polars")},
+        "pools": pools,
+        "seed": setup.scenario.seed,
+        "scenario": setup.resolved(),
+        "workload": {
+            "source": requests.trace.source,
+            "requests": len(requests.trace),
+            "dropped": dict(requests.trace.dropped),
+            "notes": list(requests.trace.notes),
+        },
+        "notes": [*notes, *_cache_notes(setup)],
+        "not_modelled": list(NOT_MODELLED),
+    }
+
+
+def _pool(pool: PoolSetup) -> dict[str, Any]:
+    engine = pool.engine
+    return {
+        "name": pool.name,
+        "model": pool.model.name,
+        "gpu": pool.gpu.id,
+        "tp": pool.layout.tp,
+        "replicas": pool.replicas,
+        "engine": engine.preset,
+        "engine_options": {
+            option: {"value": engine.options[option], "source": source} for option, source in engine.sources.items()
+        },
+        "memory": memory_facts(pool.memory),
+        "cost": dict(pool.cost.provenance),
+    }
+
+
+def memory_facts(plan: MemoryPlan) -> dict[str, Any]:
+    """The memory plan as plain numbers."""
+    names = ("visible_bytes", "budget_bytes", "weight_bytes", "activation_bytes", "cuda_graph_bytes",
+             "communication_bytes", "non_torch_bytes", "kv_bytes", "kv_bytes_per_token", "block_size", "num_gpu_blocks",
+             "max_concurrency", "overridden", "kv_tokens")  # fmt: skip
+    return {name: getattr(plan, name) for name in names}
+
+
+def _cache_notes(setup: Setup) -> list[str]:
+    engines = [pool.engine for pool in setup.pools]
+    notes = []
+    if any(engine.sources.get("enable_prefix_caching", "").startswith("off") for engine in engines):
+        notes.append("prefix caching is off: it is not simulated for models whose layers have windows")
+    if any(engine.enable_prefix_caching for engine in engines) and setup.requests.trace.prefix is None:
+        found = "preempted requests" + ("" if setup.requests.trace.samples is None else ", and other samples,")
+        notes.append(f"prefix caching is on, but nobody knows what prompts share here: only {found} are found again")
+    return notes
+
+
+def _own_notes(setup: Setup, index: int) -> list[str]:
+    own, preset = setup.scenario.pool_engine(index).get("scheduler"), setup.pools[index].engine.preset
+    return [] if own is None else [f"steps are planned by {own}, not by {preset}'s scheduler"]

@@ -1,0 +1,161 @@
+"""From a pool of the scenario to what its replicas are made of: every name looked up, every default resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from calibrate.cost import CompiledCost, StepCost, compile_cost
+from calibrate.engine import EngineSpec, resolve_engine
+from calibrate.fixes import require_fit
+from calibrate.hardware import Gpu, load_gpu
+from calibrate.layout import Parallelism, check_layout
+from calibrate.memory import Logged, MemoryPlan
+from calibrate.model import ModelSpec
+from calibrate.models import load_model
+from calibrate.prices import Prices
+from calibrate.scaled import PRICED, Scaled
+from calibrate.serving import checked_windows, served
+from calibrate.ubatch import InPieces
+from servecast.errors import ServecastError
+from servecast.keyed import keyed
+from servecast.own_policy import own_policy, split
+from servecast.parts import is_path
+from servecast.profiles import DATASHEET, prices_of
+from servecast.scenario import HostPart, Scenario
+from sim.schedulers import Scheduler, scheduler_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSetup:
+    """A pool with everything resolved: `replicas` engines, alike."""
+
+    name: str
+    weight: float
+    replicas: int
+    serves: str  # the model, as the scenario calls it
+    model: ModelSpec
+    gpu: Gpu
+    layout: Parallelism
+    engine: EngineSpec
+    memory: MemoryPlan
+    prices: Prices
+    cost: CompiledCost
+    scheduler: Scheduler
+
+    @property
+    def step_cost(self) -> StepCost:
+        """What a step takes; in pieces, where the engine computes it so."""
+        pieces = self.engine.ubatch_tokens
+        return InPieces(self.cost, pieces) if pieces else self.cost
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in the whole pool."""
+        return self.replicas * self.layout.gpus
+
+
+def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetup | EngineSpec | None:
+    """Resolve pool `index`; its mistakes are added to `problems`, each with its key. Where there are any, what is known
+    of its engine."""
+    part, found = scenario.cluster.pools[index], list[str]()
+
+    def ask(call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except ServecastError as error:
+            found.extend(error.problems)
+            return None
+
+    word = scenario.model if part.model is None else part.model
+    where = "model" if part.model is None else f"cluster.pools.{index}.model"
+    path = scenario.path_of(where, word)
+    named = ask(lambda: keyed("model", lambda: load_model(str(path) if is_path(word) else word)))
+    gpu, layout = load_gpu(part.gpu), Parallelism(part.tp)
+    host = scenario.host if part.host is None else part.host
+    engine = model = memory = cost = scheduler = None
+    prices = ask(lambda: keyed("cluster.profile", lambda: prices_of(gpu, profile_of(scenario, index))))
+    if prices and host.kernels is not None:
+        prices = Scaled(prices, dict.fromkeys(PRICED, host.kernels))
+    if named:
+        engine = ask(lambda: _engine(scenario, index, host, gpu, named, layout))
+        model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
+        scheduler = ask(lambda: _scheduler(scenario, index, engine)) if engine else None
+        wrong = check_layout(model or named, layout, gpu)
+        found += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
+        if model and engine and not wrong:
+            logged = Logged(**dict(scenario.memory if part.memory is None else part.memory))
+            memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
+            if prices:
+                cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
+    problems += _placed(scenario, index, found)
+    if not (model and engine and memory and prices and cost and scheduler):
+        return engine
+    name = scenario.cluster.names[index]
+    return PoolSetup(
+        name, part.weight, part.replicas, word, model, gpu, layout, engine, memory, prices, cost, scheduler
+    )
+
+
+def _placed(scenario: Scenario, index: int, found: list[str]) -> Iterator[str]:
+    """The mistakes of a pool under the keys where they were written; which pool, where that does not say it."""
+    part, several = scenario.cluster.pools[index], len(scenario.cluster.pools) > 1
+    pool = f"cluster.pools.{index}"
+    for problem in found:
+        key = problem.partition(":")[0].split(" ")[0]
+        head, _, rest = key.partition(".")
+        own = head == "model" and part.model is not None
+        if head == "engine" and part.engine is not None:
+            own = rest.partition(".")[0] in part.engine or not rest
+        if own:
+            yield f"{pool}.{problem}"
+        elif head == "cluster" and several:
+            yield f"{pool}.{problem.removeprefix('cluster.')}"
+        elif several:
+            yield f"{problem} (pool {index}, {part.gpu})"
+        else:
+            yield problem
+
+
+def _engine(
+    scenario: Scenario, index: int, host: HostPart, gpu: Gpu, model: ModelSpec, layout: Parallelism
+) -> EngineSpec:
+    options = {key: value for key, value in scenario.pool_engine(index).items() if key != "scheduler"}
+    engine = with_host(resolve_engine(options, gpu, model, layout), host)
+    return replace(engine, notes=(*engine.notes, *scenario.notes)) if index == 0 else engine
+
+
+def _scheduler(scenario: Scenario, index: int, engine: EngineSpec) -> Scheduler:
+    """The preset's policy, or the user's own."""
+    if (word := scenario.pool_engine(index).get("scheduler")) is None:
+        return scheduler_of(engine)
+    file, name = split(word)
+    where = f"cluster.pools.{index}.engine.scheduler"
+    return own_policy(scenario.path_of("engine.scheduler", file, where), name, engine)
+
+
+def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:
+    """The engine with the times of the host and the front end that the scenario gives."""
+    times = {
+        "sync_base_s": host.step, "async_base_s": host.step, "bubble_s": host.bubble,
+        "sync_per_sequence_s": host.per_sequence, "async_per_sequence_s": host.per_sequence,
+        "compiled_layer_s": host.layer, "uncaptured_layer_s": host.layer, "eager_layer_s": host.layer,
+    }  # fmt: skip
+    front_end = {"request_s": host.request, "prompt_token_s": host.prompt_token}
+    return replace(
+        engine,
+        host=replace(engine.host, **{name: s for name, s in times.items() if s is not None}),
+        front_end=replace(engine.front_end, **{name: s for name, s in front_end.items() if s is not None}),
+    )
+
+
+def profile_of(scenario: Scenario, index: int) -> Path | str | None:
+    """The profile that the scenario asks for: a file, "datasheet", or None."""
+    profile = scenario.cluster.pools[index].profile
+    if profile in (None, DATASHEET):
+        return profile
+    return scenario.path_of("cluster.profile", profile, f"cluster.pools.{index}.profile")

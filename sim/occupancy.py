@@ -1,0 +1,103 @@
+"""What the step log says of batches, KV caches and memory, over all replicas or those of one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sim import metrics
+from sim.deployment import Deployment, PoolFacts
+from sim.metrics import Distribution, Floats
+from sim.steplog import FINISHED, Table
+
+NAMES = ("batch_size_current", "kv_cache_memory_used", "gpu_memory_used")
+
+
+def occupancy(deployment: Deployment, steps: Table, span_s: float) -> dict[str, Any]:
+    """Batch, KV and memory use of a replica or GPU: means over `span_s` seconds and over replicas, peaks of one moment.
+
+    `steps` are those of the deployment's replicas.
+    """
+    if not steps.height:
+        empty = {f"{stat}_{name}": None for name in NAMES for stat in ("mean", "peak")}
+        return empty | {"kv_peak_fraction": 0.0, "kv_mean_fraction": 0.0, "engine_steps": 0}
+    share = (steps["end_s"] - steps["start_s"]) / (span_s * deployment.replicas)
+    batch = steps["prefill_requests"] + steps["decodes"]
+    mean_batch, peak_batch = float(np.dot(share, batch)), int(batch.max())
+    del batch  # columns of a long log are large
+    kv = {}
+    for name, value in (("fraction", _block_share), ("memory_used", _block_bytes)):
+        each = _per_step(deployment, steps, value)
+        kv["peak", name] = float((steps["kv_blocks_end"] * each).max())
+        kv["mean", name] = float(np.dot(share, (steps["kv_blocks"] + steps["kv_blocks_end"]) / 2 * each))
+    block, fixed = (_per_step(deployment, steps, value) for value in (_block_bytes, _fixed_bytes))
+    return {
+        "mean_batch_size_current": mean_batch,
+        "peak_batch_size_current": peak_batch,
+        "kv_peak_fraction": kv["peak", "fraction"],
+        "kv_mean_fraction": kv["mean", "fraction"],
+        "mean_kv_cache_memory_used": kv["mean", "memory_used"],
+        "peak_kv_cache_memory_used": kv["peak", "memory_used"],
+        "mean_gpu_memory_used": float(deployment.of(_fixed_bytes).mean()) + kv["mean", "memory_used"],
+        "peak_gpu_memory_used": float((steps["kv_blocks_end"] * block + fixed).max()),
+        "engine_steps": int(steps["steps"].sum()),
+    }
+
+
+def pool_summaries(deployment: Deployment, requests: Table, steps: Table, duration_s: float) -> dict[str, Any]:
+    """Pool -> its requests, latencies and use, under the keys of the whole run.
+
+    `busy_fraction`: the share of the time to the end of the last step that replicas spend in steps, and
+    `prefill_fraction` in steps that hold prompt tokens; `imbalance`: the busiest replica's time in steps over the mean.
+    """
+    span_s, found = float(steps["end_s"].max(initial=0.0)), {}
+    for pool, first in zip(deployment.pools, deployment.first, strict=False):
+        mine = steps.where((steps["replica"] >= first) & (steps["replica"] < first + pool.replicas))
+        rows = requests.where((requests["replica"] >= first) & (requests["replica"] < first + pool.replicas))
+        done = rows.where(np.isin(rows["outcome"], FINISHED))
+        tpot = metrics.tpot_s(done)
+        busy = np.bincount(
+            mine["replica"].astype(np.int64) - first, mine["end_s"] - mine["start_s"], minlength=pool.replicas
+        )
+        reading = mine.where(mine["prefill_tokens"] > 0)
+        total = span_s * pool.replicas
+        out: dict[str, Any] = {
+            "replicas": pool.replicas,
+            "gpus": pool.replicas * pool.gpus,
+            "gpu_seconds": pool.replicas * pool.gpus * duration_s,
+            "submitted": rows.height,
+            "completed": done.height,
+            "preemptions": int(rows["preemptions"].sum()),
+        }
+        out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
+        out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
+        out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
+        out |= Distribution.of(metrics.queue_s(done)).summary("queue_ms", 1e3)
+        out["output_throughput"] = float(done["output_tokens"].sum()) / duration_s if duration_s > 0 else None
+        out["busy_fraction"] = float(busy.sum()) / total if total else None
+        out["prefill_fraction"] = float((reading["end_s"] - reading["start_s"]).sum()) / total if total else None
+        out["imbalance"] = float(busy.max() / busy.mean()) if busy.any() else None
+        out |= occupancy(Deployment((pool,)), mine, span_s)
+        found[pool.name] = out
+    return found
+
+
+def _per_step(deployment: Deployment, steps: Table, value: Callable[[PoolFacts], float]) -> Floats | float:
+    """A fact of the pool of each row's replica; one number where there is one pool, since a long log is large."""
+    if len(deployment.pools) == 1:
+        return value(deployment.pools[0])
+    return deployment.of(value)[steps["replica"].astype(np.int64)]
+
+
+def _block_share(pool: PoolFacts) -> float:
+    return 1 / pool.kv_blocks
+
+
+def _block_bytes(pool: PoolFacts) -> float:
+    return pool.block_bytes
+
+
+def _fixed_bytes(pool: PoolFacts) -> float:
+    return pool.fixed_memory_bytes
