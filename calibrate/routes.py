@@ -60,6 +60,7 @@ def kv_routes(model: ModelSpec, source: Parallelism, destination: Parallelism) -
     found = {}
     for rank in range(d):
         mine = range(rank * heads // d, (rank + 1) * heads // d) if d < heads else [rank * heads // d]
+        # where heads are copied: the first rank that has it, but none before those that stand for this rank
         found[rank] = Counter(
             max(-(-head * p // heads), rank * p // d) if p > heads else head * p // heads for head in mine
         )

@@ -207,8 +207,9 @@ def test_stages_send_their_layers() -> None:
 
 
 def test_neighbours_share_an_adapter() -> None:
-    shared = replace(IB, gpus=4)
-    assert pair(tp=(8, 8), link=shared).occupancy_s(1600) == pytest.approx(4 * pair(tp=(8, 8)).occupancy_s(1600))
+    own, shared = pair(tp=(8, 8)), pair(tp=(8, 8), link=replace(IB, gpus=4))
+    assert shared.source_s(1600) == pytest.approx(4 * own.source_s(1600))
+    assert shared.destination_s(1600) == pytest.approx(4 * own.destination_s(1600))
 
 
 def test_a_slower_link_on_one_side_counts() -> None:
@@ -227,7 +228,7 @@ def test_windows_move_what_they_hold() -> None:
     assert pair("gemma-3-1b", connector="lmcache").moved_bytes(8000) == layer * 26 * 8000, "not moved as windows"
 
 
-@pytest.mark.parametrize("tp", [(1, 1), (2, 2), (4, 2), (2, 4)])
+@pytest.mark.parametrize("tp", [(1, 1), (2, 2), (4, 2), (2, 4), (8, 4)])  # the last: copies of KV heads, none of states
 def test_states_move_once(tp: tuple[int, int]) -> None:
     found = pair(tp=tp, spec=hybrid())
     states = 48 * (10_240 * 3 * 2 + 48 * 128 * 128 * 4)
@@ -247,6 +248,7 @@ def test_what_connectors_join() -> None:
     joined = [costs(run_blocks=n).descriptors(tokens) for n in (1, 4, math.inf)]
     assert joined == [2 * 36 * blocks, 2 * 36 * blocks / 4, 2 * 36]
     assert costs(connector="nixl", run_blocks=math.inf).descriptors(tokens) == 2 * 36 * blocks
+    assert pair(spec=hybrid()).descriptors(1) == 2 * 16 + 2 * 48, "two of each state"
     assert pair(connector="p2p-nccl").descriptors(tokens) == 32
     assert pair(connector="lmcache").descriptors(tokens) == 7
     assert pair(connector="mooncake", tp=(2, 4)).descriptors(tokens) == 2 * 2 * 32 * blocks, "slices, to two ranks"
