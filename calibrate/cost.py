@@ -45,6 +45,10 @@ class StepCost(Protocol):
     def provenance(self) -> Mapping[str, object]:
         """Where the prices come from, for the manifest."""
 
+    @property
+    def swap_block_s(self) -> float:
+        """Seconds to copy one KV block to the memory of the host, or back, which the step waits for."""
+
     def step_s(
         self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int, seen: Sequence[int] = ()
     ) -> float:
@@ -92,6 +96,7 @@ class CompiledCost:
     prefill: tuple[tuple[int, ChunkPrices | LocalChunks], ...]
     provenance: Mapping[str, object]
     windows: tuple[Reads, ...] = ()
+    swap_block_s: float = 0.0
 
     def step_s(
         self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int, seen: Sequence[int] = ()

@@ -57,7 +57,8 @@ class Gpu:
     tensor rate in FLOP/s; `fp32_flops` is the rate of 32-bit floats outside the tensor cores.
 
     `l2_bytes` is the last cache, 0 where nothing asks for it; `memory_bytes` is the datasheet's figure, `visible_bytes`
-    what the driver reports as the total, of which `gpu_memory_utilization` takes its share.
+    what the driver reports as the total, of which `gpu_memory_utilization` takes its share; `host_bytes_per_s` is what
+    large copies to or from the memory of the host reach.
     """
 
     id: str
@@ -71,6 +72,7 @@ class Gpu:
     flops: Mapping[str, float]
     fp32_flops: float
     link: Link
+    host_bytes_per_s: float
     gpus_per_node: int
     efficiency: Efficiency
     source: str
@@ -107,6 +109,7 @@ def load_gpu(gpu_id: str) -> Gpu:
         flops={dtype: tera * 1e12 for dtype, tera in found["tflops"].items()},
         fp32_flops=found["fp32_tflops"] * 1e12,
         link=Link(link["name"], link["bandwidth"], link["latency"], link["efficiency"]),
+        host_bytes_per_s=data["host_links"][found["class"]],
         gpus_per_node=found["gpus_per_node"],
         efficiency=Efficiency(**{f"{k}_s" if k.endswith("_fixed") else k: v for k, v in shares.items()}),
         source=found["source"],

@@ -148,7 +148,7 @@ def _refusal(key: str, value: object, name: str) -> str | None:
     if value is None:
         return None
     if key in preset["absent"] and value != preset["defaults"].get(key):
-        return f"{where}: {name} does not have this option; take it out or use a later preset"
+        return f"{where}: {name} does not have this option; take it out or use another preset"
     if key in preset["fixed"] and value != preset["defaults"][key]:
         return f"{where}: {value!r} cannot be set in {name}: {preset['fixed'][key]}"
     if problem := _wrong_value(where, value, options[key], preset["absent_words"].get(key, ())):

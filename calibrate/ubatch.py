@@ -24,6 +24,11 @@ class InPieces:
         """Of the cost."""
         return self.cost.provenance
 
+    @property
+    def swap_block_s(self) -> float:
+        """Of the cost."""
+        return self.cost.swap_block_s
+
     def step_s(
         self, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int, seen: Sequence[int] = ()
     ) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from calibrate.memory import MemoryPlan
 from servecast.pools import PoolSetup
 from servecast.setup import Setup
+from sim.schedulers.vllm_v0 import VllmV0
 
 NOT_MODELLED = (
     "the front end's time a token that it streams, which bounds small models on fast GPUs; the client's network",
@@ -26,7 +27,9 @@ def manifest(setup: Setup) -> dict[str, Any]:
     requests = setup.requests
     pools = [_pool(pool) for pool in setup.pools]
     notes = dict.fromkeys(
-        note for i, pool in enumerate(setup.pools) for note in (*pool.engine.notes, *_own_notes(setup, i))
+        note
+        for i, pool in enumerate(setup.pools)
+        for note in (*pool.engine.notes, *_own_notes(setup, i), *_swap_notes(pool))
     )
     return {
         "name": setup.scenario.name,
@@ -85,3 +88,13 @@ def _cache_notes(setup: Setup) -> list[str]:
 def _own_notes(setup: Setup, index: int) -> list[str]:
     own, preset = setup.scenario.pool_engine(index).get("scheduler"), setup.pools[index].engine.preset
     return [] if own is None else [f"steps are planned by {own}, not by {preset}'s scheduler"]
+
+
+def _swap_notes(pool: PoolSetup) -> list[str]:
+    scheduler = pool.scheduler
+    if not isinstance(scheduler, VllmV0) or scheduler.preemption_mode != "swap":
+        return []
+    return [
+        f"preempted requests are swapped to the host: {scheduler.swap_blocks:,} blocks a GPU, "
+        f"{1e3 * pool.cost.swap_block_s:.2f} ms to copy one, there or back"
+    ]

@@ -18,6 +18,7 @@ from calibrate.models import load_model
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
 from calibrate.serving import checked_windows, served
+from calibrate.swapping import swap_block_s, swap_blocks
 from calibrate.ubatch import InPieces
 from servecast.errors import ServecastError
 from servecast.keyed import keyed
@@ -26,6 +27,7 @@ from servecast.parts import is_path
 from servecast.profiles import DATASHEET, prices_of
 from servecast.scenario import HostPart, Scenario
 from sim.schedulers import Scheduler, scheduler_of
+from sim.schedulers.vllm_v0 import VllmV0
 
 T = TypeVar("T")
 
@@ -95,6 +97,9 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     problems += _placed(scenario, index, found)
     if not (model and engine and memory and prices and cost and scheduler):
         return engine
+    if isinstance(scheduler, VllmV0) and scheduler.preemption_mode == "swap":
+        scheduler = replace(scheduler, swap_blocks=swap_blocks(engine, memory))
+        cost = replace(cost, swap_block_s=swap_block_s(model, gpu, memory))
     name = scenario.cluster.names[index]
     return PoolSetup(
         name, part.weight, part.replicas, word, model, gpu, layout, engine, memory, prices, cost, scheduler

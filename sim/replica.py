@@ -95,7 +95,8 @@ class Replica:
     @property
     def in_flight(self) -> int:
         """Requests that are waiting or running."""
-        held = len(self.state.waiting) + len(self._incoming) + len(self.state.running)
+        state = self.state
+        held = len(state.waiting) + len(state.swapped) + len(self._incoming) + len(state.running)
         return held - len(self._ended) - len(self._cancelled)
 
     def submit(self, request: Request) -> None:
@@ -135,7 +136,8 @@ class Replica:
     def record_unfinished(self, now: float) -> None:
         """The run is stopped at `now`: log the requests that are still waiting or running."""
         done = bisect_right(self._ends_s, now) if self.batch is not None else 0
-        for request in (*self.state.running.values(), *self.state.waiting, *self._incoming):
+        state = self.state
+        for request in (*state.running.values(), *state.waiting, *state.swapped, *self._incoming):
             if not request.over:
                 received = self._received(request, done)
                 request.outcome = UNFINISHED
@@ -159,15 +161,19 @@ class Replica:
         if self._ended or self._incoming or self._cancelled:
             single = self._catch_up(batch)
         lost: list[Request] = []
+        copied = 0
         self._left_out(batch)
         while batch.empty and (single or batch.preempted):  # an empty step takes no time
             lost += batch.preempted
+            copied += batch.copied_blocks
             if state.windows is not None:
                 state.land()
             batch = self._scheduler.plan(state)
             self._left_out(batch)
             single = False
         batch.preempted[:0] = lost
+        copied += batch.copied_blocks
+        self.gaps.behind += batch.swapped_in
         single = single or self.gaps.open
         if batch.preempted or batch.skipped or batch.paused:
             self.gaps.begin(batch, now)
@@ -189,9 +195,12 @@ class Replica:
             return False
         self.batch = batch
         self._start_s = now
-        self._waiting = len(state.waiting)
+        self._waiting = len(state.waiting) + len(state.swapped)
         if line is None:
-            self._ends_s = (now + self._cost.step_s(chunks, decodes, batch.kv_tokens, batch.seen),)
+            step_s = self._cost.step_s(chunks, decodes, batch.kv_tokens, batch.seen)
+            if copied:  # on the stream of the step's kernels, before them
+                step_s += self._cost.swap_block_s * copied
+            self._ends_s = (now + step_s,)
             self._interruptible = False
         else:
             if batch.seen:
@@ -349,7 +358,7 @@ class Replica:
         state, surplus, last = self.state, 0, self.state.step - 1
         for request in self._cancelled:
             if request.ticket not in state.running:
-                for queue in (state.waiting, self._incoming):
+                for queue in (state.waiting, state.swapped, self._incoming):
                     if request in queue:
                         queue.remove(request)
                 continue

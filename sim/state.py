@@ -21,9 +21,9 @@ class Batch:
     `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
     decode one token each, over `kv_tokens` tokens in KV before the step. `paused`: none of those that decode are in it
     (their number is then 0 here). `skipped`: single decoding requests left out; `preempted`: requests that lost their
-    KV to this plan. `padding`: how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the
-    layers of each window read; empty for models without. An empty batch is no step: who is left out of it stays as he
-    was.
+    KV to this plan; `swapped_in`: those that have it back from the host; `copied_blocks`: KV blocks that went there or
+    came back. `padding`: how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the layers of
+    each window read; empty for models without. An empty batch is no step: who is left out of it stays as he was.
 
     A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
     how many steps it wants to plan again (`most_steps`), or how many blocks it wants to see free (`spare_blocks`).
@@ -31,6 +31,7 @@ class Batch:
 
     __slots__ = (
         "chunks",
+        "copied_blocks",
         "decodes",
         "kv_tokens",
         "most_steps",
@@ -40,6 +41,7 @@ class Batch:
         "seen",
         "skipped",
         "spare_blocks",
+        "swapped_in",
     )
 
     def __init__(self) -> None:
@@ -52,6 +54,8 @@ class Batch:
         self.spare_blocks = 0
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
+        self.swapped_in: list[Request] = []
+        self.copied_blocks = 0
         self.seen: tuple[int, ...] = ()
 
     @property
@@ -63,14 +67,16 @@ class Batch:
 class State:
     """One replica's requests before step `step`.
 
-    `waiting` in queue order: as they came, or `by_priority` (the least first, then the earliest); `running` and
-    `prefilling` (the running ones whose prompt is not complete) by ticket, oldest admission first; the decoding ones
-    only as aggregates, which are the `windows` where the model has such. A running request that is neither prefilling
-    nor decoding has finished and waits for its release (asynchronous scheduling).
+    `waiting` in queue order: as they came, or `by_priority` (the least first, then the earliest); `swapped`,
+    whose KV is in the memory of the host, as they went; `running` and `prefilling` (the running ones whose prompt is
+    not complete) by ticket, oldest admission first; the decoding ones only as aggregates, which are the `windows` where
+    the model has such. A running request that is neither prefilling nor decoding has finished and waits for its release
+    (asynchronous scheduling).
     """
 
     __slots__ = (
-        "_late", "by_priority", "decodes", "kv", "prefilling", "running", "step", "tickets", "waiting", "windows",
+        "_late", "by_priority", "decodes", "kv", "prefilling", "running", "step", "swapped", "tickets", "waiting",
+        "windows",
     )  # fmt: skip
 
     def __init__(self, kv: KVCache, by_priority: bool = False, tables: Tables = ONE) -> None:
@@ -80,6 +86,7 @@ class State:
         self.decodes = self.windows or Decodes(kv.block_size, kv.grows)
         self._late = tables.late
         self.waiting: deque[Request] = deque()
+        self.swapped: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.prefilling: dict[int, Request] = {}
         self.step = 0
@@ -139,11 +146,8 @@ class State:
         batch.preempted.append(request)
         request.preemptions += 1
         if request.decoding:
-            decodes, more = self.decodes, int(planned)
-            decodes.leave(request, decodes.step)
-            if request.finish_step >= decodes.step:
-                request.emitted = request.output_tokens - (request.finish_step - decodes.step + 1)
-                decodes.give_up(request)
+            more = int(planned)
+            self._stop_decoding(request)
         else:
             self.prefilling.pop(ticket, None)
         held = request.computed + more
@@ -156,6 +160,36 @@ class State:
                 self.enqueue(request)
             else:
                 self.waiting.appendleft(request)
+
+    def swap_out(self, batch: Batch, request: Request) -> None:
+        """Move the KV of a decoding request to the memory of the host."""
+        del self.running[request.ticket]
+        batch.preempted.append(request)
+        request.preemptions += 1
+        self._stop_decoding(request)
+        self.kv.release(request, request.computed, 0, False)
+        batch.copied_blocks += self.kv.blocks(request.computed)
+        self.swapped.append(request)
+
+    def swap_in(self, batch: Batch) -> None:
+        """Who was swapped out first gets its KV back, and a block for its next token if it needs one, and decodes."""
+        request, kv, decodes = self.swapped.popleft(), self.kv, self.decodes
+        request.ticket = ticket = self.tickets
+        self.tickets = ticket + 1
+        self.running[ticket] = request
+        kv.free -= kv.blocks(request.computed + 1)
+        batch.copied_blocks += kv.blocks(request.computed)
+        batch.swapped_in.append(request)
+        decodes.will_finish(request, decodes.step + request.output_tokens - request.emitted - 1)
+        decodes.join(request, decodes.step)
+
+    def _stop_decoding(self, request: Request) -> None:
+        """It has `emitted` its tokens, and has those `computed` that it has computed."""
+        decodes = self.decodes
+        decodes.leave(request, decodes.step)
+        if request.finish_step >= decodes.step:
+            request.emitted = request.output_tokens - (request.finish_step - decodes.step + 1)
+            decodes.give_up(request)
 
     def slide(self, request: Request) -> None:
         """Before its next tokens get their blocks, `request` gives back what its windows have passed."""

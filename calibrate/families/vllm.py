@@ -19,7 +19,7 @@ POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "l
 """Options that its scheduler takes by these names; of the version: `long_prefill_alone_exempt` (the threshold does not
 bind the only request) and `preemption_skips_one`."""
 RULES = ("long_prefill_alone_exempt", "preemption_skips_one")
-V0_POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill")
+V0_POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "preemption_mode")
 LONG = 32768
 """Tokens of the longest sequence above which vLLM 0.6 turns chunked prefill on by itself."""
 SAME = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "enable_prefix_caching",
@@ -37,6 +37,8 @@ def resolve(
     v0 = preset["scheduler"] == "vllm-v0"
     if v0:
         default("enable_chunked_prefill", values["max_model_len"] > LONG, f" ({LONG} tokens and less: off)")
+    default("preemption_mode", None)
+    default("swap_space", None)
     default("num_gpu_blocks_override", None)
     default("max_cudagraph_capture_size", None)
     default("quantization", None)
@@ -126,6 +128,11 @@ def _startup_checks(values: Mapping[str, Any], preset: Mapping[str, Any], model:
     tokens, seqs, length = values["max_num_batched_tokens"], values["max_num_seqs"], values["max_model_len"]
     threshold = values["long_prefill_token_threshold"]
     problems = []
+    if values["preemption_mode"] == "swap" and values["enable_chunked_prefill"]:
+        problems.append(
+            "engine.preemption_mode: swap is not modelled with chunked prefill, where who comes back goes before all "
+            f"others; set enable_chunked_prefill to false (it is on by default above {LONG} tokens of max_model_len)"
+        )
     if tokens < seqs:
         problems.append(
             f"engine.max_num_batched_tokens {tokens} is below max_num_seqs {seqs}: "

@@ -171,6 +171,7 @@ class _NoTime:
     """A step cost of nothing."""
 
     provenance: Mapping[str, object] = MappingProxyType({})
+    swap_block_s = 0.0
 
     def decode_line(self, decodes: int, kv_tokens: int) -> None:
         return None

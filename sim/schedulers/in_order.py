@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sim.request import Request
 from sim.state import Batch, State
 
+Preempt = Callable[[State, Batch, Request], None]
 
-def decode_in_order(state: State, batch: Batch) -> None:
+
+def decode_in_order(state: State, batch: Batch, preempt: Preempt = State.preempt) -> None:
     """Put all decoding requests into the batch, the first admitted first. Each must find a free block, whether it needs
     one or not; where none is left, the running request admitted last loses its KV."""
     decodes, kv = state.decodes, state.kv
@@ -15,7 +19,7 @@ def decode_in_order(state: State, batch: Batch) -> None:
         order = list(state.running.values())
         for request in order:
             if request.ticket in state.running and request.decoding:
-                preempt_for(state, batch, request, 1)
+                preempt_for(state, batch, request, 1, preempt)
                 if request.ticket in state.running:
                     kv.free -= (decodes.step + request.kv_offset) % kv.block_size == 0
     else:
@@ -25,7 +29,7 @@ def decode_in_order(state: State, batch: Batch) -> None:
     batch.spare_blocks = 1
 
 
-def preempt_for(state: State, batch: Batch, request: Request, blocks: int) -> None:
+def preempt_for(state: State, batch: Batch, request: Request, blocks: int, preempt: Preempt = State.preempt) -> None:
     """Take the KV of the requests admitted last until `blocks` are free, in the end that of `request` itself."""
     while state.kv.free < blocks and request.ticket in state.running:
-        state.preempt(batch, state.running[next(reversed(state.running))])
+        preempt(state, batch, state.running[next(reversed(state.running))])

@@ -4,14 +4,17 @@ Semantics as in vLLM's `core/scheduler.py` and `core/block_manager.py` (0.6.6): 
 holds prompts, whole, while any can be admitted, and only else decodes; with it all running requests go first, then the
 queue, chunked to what is left of the budget. A request is admitted with blocks for its whole prompt, and only if the
 watermark stays free. A running request must find a free block at its turn even where its last one has room; if not,
-the newest is preempted, to be recomputed.
+the newest is preempted, to be recomputed. With `preemption_mode` swap its KV goes to the host instead, and nobody is
+admitted before it is back; vLLM stops when there is no room for it there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from servecast.errors import ServecastError
 from sim.kvcache import KVCache, Reserved
+from sim.request import Request
 from sim.schedulers.in_order import decode_in_order, preempt_for
 from sim.schedulers.policy import Scheduler
 from sim.state import Batch, State
@@ -20,12 +23,15 @@ from sim.state import Batch, State
 @dataclass(frozen=True, slots=True)
 class VllmV0(Scheduler):
     """The options of vLLM's scheduler, by the names vLLM users type; tokens and sequences. `watermark`: the share of
-    all blocks that no admission may take (0.01, which no option changes)."""
+    all blocks that no admission may take (0.01, which no option changes). `swap_blocks`: blocks of the host's
+    `swap_space`; swapping is not modelled with `enable_chunked_prefill`."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
     enable_chunked_prefill: bool = False
     watermark: float = 0.01
+    preemption_mode: str = "recompute"
+    swap_blocks: int = 0
 
     cache = Reserved
 
@@ -33,9 +39,13 @@ class VllmV0(Scheduler):
         """The next step's batch."""
         batch = Batch()
         if not self.enable_chunked_prefill:
-            self._admit(state, batch, self.max_num_batched_tokens)
+            if not state.swapped:
+                self._admit(state, batch, self.max_num_batched_tokens)
             if batch.chunks:
                 batch.paused = True
+            elif self.preemption_mode == "swap":
+                decode_in_order(state, batch, self._swap_out)
+                self._swap_in(state, batch)
             else:
                 decode_in_order(state, batch)
             return batch
@@ -55,7 +65,7 @@ class VllmV0(Scheduler):
 
     def arrival_matters(self, state: State) -> bool:
         """It cannot while somebody ahead of it waits, nor while every place is taken."""
-        return not state.waiting and len(state.running) < self.max_num_seqs
+        return not state.waiting and not state.swapped and len(state.running) < self.max_num_seqs
 
     def room(self, kv: KVCache) -> int:
         """All but the watermark: a longer prompt is dropped, as is a request that has become longer when preempted."""
@@ -74,3 +84,26 @@ class VllmV0(Scheduler):
             tokens = min(target, budget)
             state.admit(batch, tokens, reserve=target)
             budget -= tokens
+
+    def _swap_out(self, state: State, batch: Batch, request: Request) -> None:
+        """The KV of `request` goes to the host, if there is room for it, and for its next token too."""
+        decodes, kv = state.decodes, state.kv
+        needed = kv.blocks(decodes.step + request.kv_offset + 1)
+        left = self.swap_blocks - sum(kv.blocks(other.computed) for other in state.swapped)
+        if needed > left:
+            raise ServecastError(
+                f"vLLM 0.6 stops in step {state.step} for lack of CPU swap space: the request to be preempted needs "
+                f"{needed:,} blocks there, of which {left:,} of {self.swap_blocks:,} are free. Raise "
+                "engine.swap_space, or set engine.preemption_mode to recompute"
+            )
+        state.swap_out(batch, request)
+
+    def _swap_in(self, state: State, batch: Batch) -> None:
+        """Unless somebody has just been preempted, those whose KV fits above the watermark decode again."""
+        kv, swapped, kept_free = state.kv, state.swapped, self._kept_free(state.kv)
+        while swapped and not batch.preempted and len(state.running) < self.max_num_seqs:
+            if kv.free - kv.blocks(swapped[0].computed + 1) < kept_free:
+                break
+            batch.kv_tokens += swapped[0].computed
+            batch.decodes += 1
+            state.swap_in(batch)

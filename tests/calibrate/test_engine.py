@@ -67,7 +67,7 @@ def test_unlisted_versions_resolve_downwards() -> None:
 def test_unmodelled_and_unknown_options() -> None:
     for option, value in {
         "speculative_config": {},
-        "enable_lora": True, "swap_space": 8, "cpu_offload_gb": 10,
+        "enable_lora": True, "cpu_offload_gb": 10,
         "max_num_partial_prefills": 2, "pipeline_parallel_size": 2,
         "long_prefill_token_threshold_adaptive": True,
     }.items():  # fmt: skip
@@ -76,6 +76,9 @@ def test_unmodelled_and_unknown_options() -> None:
     assert "did you mean 'max_num_seqs'" in refusal(max_num_sequences=3)
     assert "vllm-0.10 does not have" in refusal(preset="vllm-0.10", scheduler_reserve_full_isl=True)
     assert "vllm-0.19 does not have" in refusal(watermark=0.05)
+    assert "vllm-0.19 does not have this option; take it out or use another preset" in refusal(swap_space=4)
+    for option, value in (("swap_space", 16), ("preemption_mode", "swap")):
+        assert "V1 recomputes who is preempted" in refusal(preset="vllm-0.10", **{option: value})
     assert "watermark is 1; expected a number of at least 0 and at most 0.999" in refusal(
         preset="vllm-0.24", watermark=1
     )

@@ -73,6 +73,8 @@ def test_vllm_0_6_chunks_by_itself_where_the_model_is_long():
         ("tgi-3", {"max_total_tokens": 10**6}, "engine.max_total_tokens 1000000 is above the 131072"),
         ("mlc-llm", {"prefix_cache_mode": "radix"}, "'radix' is not modelled"),
         ("vllm-0.6", {"enable_prefix_caching": True}, "V0's prefix cache is not modelled"),
+        ("vllm-0.6", {"preemption_mode": "swap"}, "swap is not modelled with chunked prefill"),
+        ("vllm-0.6", {"swap_space": -1}, "swap_space is -1; expected a number of at least 0"),
     ],
 )
 def test_what_is_not_modelled_is_refused(preset, options, said):

@@ -235,6 +235,26 @@ def test_tokens_computed_again_are_counted() -> None:
     assert simulate(small()).summary()["recomputed_fraction"] == 0
 
 
+def test_swapping_computes_nothing_again_and_copies_take_time() -> None:
+    """Two requests of two blocks each, of five. The older one takes the last; the newer one's two go to the host."""
+    engine = {"preset": "vllm-0.6", "max_model_len": 64, "num_gpu_blocks_override": 5, "preemption_mode": "swap"}
+    changes = {
+        "engine": engine,
+        "workload": {"num_requests": 2, "arrivals": {"kind": "all-at-once"}, "lengths": fixed(16, 20)},
+    }
+    result = simulate(load_scenario(QUICKSTART, changes))
+    s = check(result)
+    assert (s["preemptions"], s["recomputed_tokens"]) == (1, 0)
+    took_s, prefilled = result.steps["first_step_s"], result.steps["prefill_tokens"]
+    out, alone, back = took_s[4], took_s[5], took_s[6]
+    assert prefilled.to_list()[2:] == [0] * 6
+    assert out - alone == pytest.approx(2 * (64 * 5e-6 + 2**21 / 55.6e9), rel=1e-3)
+    assert back - alone == pytest.approx(out - alone, rel=1e-3)
+    assert any("2,048 blocks a GPU, 0.36 ms to copy one, there or back" in note for note in result.manifest["notes"])
+    with pytest.raises(ServecastError, match="needs 3 blocks there, of which 1 of 1 are free"):
+        simulate(load_scenario(QUICKSTART, changes | {"engine": engine | {"swap_space": 0.002}}))
+
+
 def test_a_time_of_your_own_is_added_to_every_step() -> None:
     plain, more = (simulate(small(**({"host__bubble": bubble} if bubble else {}))) for bubble in (None, "1.4ms"))
     longer = more.steps["first_step_s"][0] - plain.steps["first_step_s"][0]

@@ -33,6 +33,7 @@ class LinearCost:
     straight: bool = True
     knee: float = 0.0  # KV tokens at which one line ends and an equal one begins
     windows: tuple[float, ...] = ()  # seconds a token that the layers of each window read
+    swap_block_s: float = 0.03125
 
     def decode_line(self, decodes, kv_tokens):
         if not self.straight:
@@ -82,7 +83,7 @@ def simulate(
     if isinstance(kv, PrefixCache):
         check_cache(kv)
     assert (state.decodes.count, state.decodes.kv_tokens, sum(state.decodes.phases)) == (0, 0, 0)
-    assert not any((state.running, state.waiting, state.prefilling, front.in_flight))
+    assert not any((state.running, state.waiting, state.swapped, state.prefilling, front.in_flight))
     if state.windows is not None:
         state.windows.advance(0)
         assert not any((*state.windows.seen, *state.windows.growing, *state.windows._slides))

@@ -29,6 +29,12 @@ def vllm_v0(draw, longest):
     return VllmV0(tokens, seqs, chunked, draw(st.sampled_from([0.01, 0.0, 0.1])))
 
 
+def swapping(draw, longest):
+    seqs = draw(st.integers(1, 8))
+    tokens = draw(st.integers(max(seqs, longest), longest + 40))
+    return VllmV0(tokens, seqs, False, draw(st.sampled_from([0.01, 0.0, 0.1])), "swap", 10**6)
+
+
 def sarathi(draw, longest):
     return SarathiServe(draw(st.integers(1, 40)), draw(st.integers(1, 8)), draw(st.sampled_from([0.01, 0.0, 0.1])))
 
@@ -80,14 +86,15 @@ def scenarios(draw, make):
         num_blocks += 1 + -(-8 // block_size)
     if isinstance(policy, LlamaCpp):
         num_blocks *= policy.n_parallel  # every slot holds the longest request
+    swaps = getattr(policy, "preemption_mode", "") == "swap"
     # vLLM V0 never is. If it were, without a free block beside its own a request would lose its token for ever.
-    asynchronous = draw(st.booleans()) and not getattr(policy, "enable_chunked_prefill", True)
+    asynchronous = draw(st.booleans()) and not (swaps or getattr(policy, "enable_chunked_prefill", True))
     # In chunks it needs one beside those of the whole prompt; the watermark of pools that are not tiny leaves it.
-    num_blocks += asynchronous or isinstance(policy, VllmV0)
+    num_blocks += asynchronous or (isinstance(policy, VllmV0) and not swaps)
     return policy, cost, num_blocks, block_size, asynchronous, requests
 
 
-POLICIES = pytest.mark.parametrize("make", [vllm_v0, sarathi, orca, static, llama_cpp, tgi, mlc])
+POLICIES = pytest.mark.parametrize("make", [vllm_v0, swapping, sarathi, orca, static, llama_cpp, tgi, mlc])
 
 
 @POLICIES

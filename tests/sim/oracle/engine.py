@@ -26,6 +26,8 @@ class Oracle:
         self.kv = Blocks(num_blocks, block_size, caching, blank_first, tables)
         self.waiting: deque[Naive] = deque()
         self.running: list[Naive] = []
+        self.swapped: list[Naive] = []  # whose KV is in the memory of the host
+        self.copied = 0  # blocks that go there or come back in the next step
         self.steps: list[NaiveStep] = []
         self.preemptions = 0
 
@@ -93,7 +95,7 @@ class Oracle:
     def leave(self, r):
         """A request that is over gives back its place and its blocks."""
         self.kv.give_back(r)
-        (self.running if r in self.running else self.waiting).remove(r)
+        next(queue for queue in (self.running, self.waiting, self.swapped) if r in queue).remove(r)
 
     def arrive(self, arrivals, front, t):
         """Who has arrived by `t` goes through the front end, one after the other, and then to the engine."""
@@ -137,11 +139,13 @@ class Oracle:
             chunks = [(n, before) for _, n, before, decode, _, _ in batch if not decode]
             kv = [before for _, _, before, decode, _, _ in batch if decode]
             seen = tuple(sum(c % w.size if w.chunked else min(c, w.size) for c in kv) for w in self.tables.windows)
-            start, t = t, t + self.cost.step_s(chunks, len(kv), sum(kv), seen)
+            step_s = self.cost.step_s(chunks, len(kv), sum(kv), seen)
+            start, t = t, t + (step_s + self.cost.swap_block_s * self.copied if self.copied else step_s)
+            self.copied = 0
             named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
             self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv), seen, used.popleft()))
             self.arrive(arrivals, front, t)
-            gone = [r for r in (*self.running, *self.waiting) if r.gives_up_s < t]
+            gone = [r for r in (*self.running, *self.waiting, *self.swapped) if r.gives_up_s < t]
             for r in sorted(gone, key=lambda r: (r.gives_up_s, r.arrival_s, r.id)):
                 r.done, r.cancelled_s = True, r.gives_up_s
                 self.leave(r)
