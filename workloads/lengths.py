@@ -17,7 +17,7 @@ import numpy as np
 from servecast.errors import ServecastError
 from workloads.histogram import draw_histogram
 from workloads.kinds import Registry
-from workloads.parameters import Cv, Fraction, Positive, Tokens, TokensList, TokensMean, Weights
+from workloads.parameters import Cv, Fraction, Tokens, TokensList, TokensMean, Weights
 from workloads.trace import MAX_TOKENS, Floats, Ints, Trace
 
 
@@ -40,7 +40,7 @@ def range_ratio(n: int, rng: np.random.Generator, *, nominal: Tokens, ratio: Fra
     return rng.integers(max(1, int(nominal * ratio)), nominal, size=n, endpoint=True)
 
 
-def lognormal(n: int, rng: np.random.Generator, *, mean: TokensMean, cv: Positive, max: Tokens | None = None) -> Ints:
+def lognormal(n: int, rng: np.random.Generator, *, mean: TokensMean, cv: Cv, max: Tokens | None = None) -> Ints:
     """Lognormal with the given mean and coefficient of variation of the distribution itself (not of its logarithm):
     sigma^2 = ln(1 + cv^2), mu = ln(mean) - sigma^2/2. Draws are rounded, and one below half a token counts as 1.
 

@@ -30,22 +30,19 @@ class Check(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number from `least` (or above it, when `least` is excluded) to `most`."""
+    """A number from `least` to `most`."""
 
     what: str
     least: float
     most: float
-    open: bool = False
     whole: bool = False
 
     def problems(self, value: object, where: str) -> list[str]:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            low = value > self.least if self.open else value >= self.least
-            if low and value <= self.most and not (self.whole and value != int(value)):  # NaN fails both comparisons
+            inside = self.least <= value <= self.most  # never of NaN
+            if inside and not (self.whole and value != int(value)):
                 return []
-        bound = "above" if self.open else "from"
-        allowed = f"{self.what} {bound} {self.least:.12g} {'up ' * self.open}to {self.most:.12g}"
-        return [f"{where}: {value!r} is not {allowed}"]
+        return [f"{where}: {value!r} is not {self.what} from {self.least:.12g} to {self.most:.12g}"]
 
     def convert(self, value: Any) -> Any:
         return int(value) if self.whole else value
@@ -136,7 +133,6 @@ _WEIGHT = Number("a number", 0, 1e18)
 _LONGEST_S = 1e9  # 32 years
 
 PerSecond = Annotated[float, Number("a number of requests per second", 1e-6, 1e9)]
-Positive = Annotated[float, Number("a number", 0, 100, open=True)]
 Cv = Annotated[float, Number("a number", 0.01, 100)]
 Peak = Annotated[float, Number("a number", 1, 20)]
 Fraction = Annotated[float, Number("a number", 0, 1)]

@@ -158,7 +158,7 @@ sede: 1
         ("workload.lengths", None, "lengths missing"),
         ("workload.lengths.prompt", None, "prompt missing"),
         ("workload.lengths.prompt", 1024, "for example prompt: {kind: fixed, tokens: 1024}"),
-        ("workload.lengths.prompt.cv", 0, "above 0"),
+        ("workload.lengths.prompt.cv", 0, "from 0.01 to 100"),
         ("workload.lengths.prompt", {"kind": "fixed", "tokens": 1.5}, "whole number"),
         ("workload.lengths.prompt", {"kind": "uniform", "low": 3, "high": 1}, "swap them"),
         ("workload.num_requests", 0, "1 or more"),
