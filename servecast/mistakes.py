@@ -12,8 +12,8 @@ from typing import Any
 from servecast.errors import nearest, one_of
 
 BEAMS = (
-    "beam search is not modelled: vLLM's front end asks for one token of every beam at a time, each time with the "
-    "whole prompt, so it depends on which beams go on and on what of them the prefix cache keeps"
+    "beam search is not modelled by itself: vLLM's front end asks for one token of every beam at a time, each time "
+    "with the whole prompt. Write these requests as a trace, a turn of a session for each token (docs/workloads.md)"
 )
 NOT_YET = {
     "pp": "pipeline parallelism is not modelled yet",

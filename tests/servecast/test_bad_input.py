@@ -150,7 +150,7 @@ sede: 1
         (
             "workload.beam_width",
             4,
-            "workload.beam_width: beam search is not modelled: vLLM's front end asks for one token",
+            "workload.beam_width: beam search is not modelled by itself: vLLM's front end asks for one token",
         ),
         ("workload.n", 0, "workload.n: 0 is not 1 or more"),
         ("workload.n", 2.0, "write 2"),

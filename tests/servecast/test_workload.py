@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,19 @@ def test_samples_are_asked_for_by_the_workload_a_class_or_a_trace(tmp_path: Path
     rows = simulate(scenario(tmp_path, {"trace": "t.csv"})).requests
     assert rows.select("samples", "output_tokens").rows() == [(1, 5), (4, 20)]
     assert "samples of 2 prompts" in simulate(scenario(tmp_path, {"trace": "t.csv"})).manifest["workload"]["notes"][-1]
+
+
+def test_beams_can_be_written_as_a_trace(tmp_path: Path) -> None:
+    """Four beams of three tokens: a prompt of 100 tokens, of which each later turn finds its six full blocks."""
+    rows = [
+        {"arrival_s": 0, "session": "a", "think_s": 0, "input_tokens": 100 + k, "output_tokens": 1}
+        | {"samples": 4 if k else 1, "block_ids": list(range(7)), "block_tokens": 16}
+        for k in range(3)
+    ]
+    (tmp_path / "beams.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    result = simulate(scenario(tmp_path, {"trace": "beams.jsonl"})).requests
+    assert result["arrival_s"].to_list()[1:] == result["finish_s"].to_list()[:2]
+    assert result["cached_tokens"].to_list() == [0, 4 * 96, 4 * 96]
 
 
 def test_samples_that_cannot_be_are_refused(tmp_path: Path) -> None:
