@@ -29,7 +29,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
     notes = dict.fromkeys(
         note
         for i, pool in enumerate(setup.pools)
-        for note in (*pool.engine.notes, *_own_notes(setup, i), *_swap_notes(pool))
+        for note in (*pool.engine.notes, *_own_notes(setup, i), *_host_notes(setup, i), *_swap_notes(pool))
     )
     return {
         "name": setup.scenario.name,
@@ -88,6 +88,17 @@ def _cache_notes(setup: Setup) -> list[str]:
 def _own_notes(setup: Setup, index: int) -> list[str]:
     own, preset = setup.scenario.pool_engine(index).get("scheduler"), setup.pools[index].engine.preset
     return [] if own is None else [f"steps are planned by {own}, not by {preset}'s scheduler"]
+
+
+def _host_notes(setup: Setup, index: int) -> list[str]:
+    """Times of the user's own, which may stand for what is not modelled."""
+    host = setup.scenario.cluster.pools[index].host or setup.scenario.host
+    given = host.model_dump(exclude_none=True)
+    times = ", ".join(f"{name} {value}" for name, value in given.items())
+    notes = [f"host times of your own, in place of the preset's: {times}"] if given else []
+    if "bubble" in given and not setup.pools[index].engine.async_scheduling:
+        notes.append("host.bubble has no influence: the engine is synchronous, and waits in every step for host.step")
+    return notes
 
 
 def _swap_notes(pool: PoolSetup) -> list[str]:

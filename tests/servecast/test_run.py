@@ -259,6 +259,13 @@ def test_a_time_of_your_own_is_added_to_every_step() -> None:
     plain, more = (simulate(small(**({"host__bubble": bubble} if bubble else {}))) for bubble in (None, "1.4ms"))
     longer = more.steps["first_step_s"][0] - plain.steps["first_step_s"][0]
     assert abs(longer - 1e-3) < 1e-9  # the preset's is 0.4 ms
+    assert "host times of your own, in place of the preset's: bubble 0.0014s" in more.manifest["notes"]
+    assert not any("host" in note for note in plain.manifest["notes"])
+    engine = {"preset": "vllm-0.6", "max_model_len": 4096}
+    host = {"step": "1.8ms", "kernels": 1.1, "bubble": "1ms"}
+    notes = simulate(load_scenario(QUICKSTART, {"engine": engine, "host": host})).manifest["notes"]
+    assert "host times of your own, in place of the preset's: step 0.0018s, bubble 0.001s, kernels 1.1" in notes
+    assert any(note.startswith("host.bubble has no influence") for note in notes)
 
 
 def test_all_rejected_is_a_result(tmp_path: Path) -> None:
