@@ -171,6 +171,29 @@ def test_a_client_that_gives_up_frees_its_place_and_its_blocks_and_ends_its_sess
     assert rows["arrival_s"][2] == rows["finish_s"][1] + 2.0
 
 
+def test_a_session_ends_with_the_turn_that_is_too_long_and_the_others_go_on():
+    """The second turn of three of the first session leaves no room for a token; the third is never sent."""
+    lengths = Requests(*(np.array(column) for column in ([30, 30, 100, 60, 5], [5] * 5, [5] * 5)))
+    source = Sessions(np.zeros(5), lengths, np.array([-1, -1, 0, 1, 2]), np.zeros(5))
+    _, log = simulate(VllmV1(64, 8), LinearCost(), 100, 16, False, source, max_model_len=100)
+    assert outcomes(log) == ["length", "length", "prompt_too_long", "length"]
+    assert (source.total, source.unsent) == (4, 1)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_of_equal_priorities_the_first_to_arrive_goes_first_and_a_preempted_one_before_the_later(asynchronous):
+    """Two run in the three blocks, and the one that came last goes when the other needs the third. Two more of their
+    priority, sent at one time, follow it in the order in which they were sent."""
+    columns = [np.array([15, 15, 4, 4]), np.array([12, 12, 4, 4]), np.array([12, 12, 4, 4])]
+    source = OpenLoop(np.array([0.0, 0.0, 1.0, 1.0]), Requests(*columns, priority=np.array([3, 3, 3, 3])))
+    _, log = simulate(VllmV1(64, 2, scheduling_policy="priority"), LinearCost(), 4, 16, asynchronous, source)
+    rows = log.requests.table()
+    order = np.argsort(rows["id"])
+    assert rows["preemptions"][order].tolist() == [0, 1, 0, 0]
+    assert [n for n in log.steps.table()["prefill_tokens"].tolist() if n] == [15 + 15, 17 + 4, 4]
+    assert np.diff(rows["scheduled_s"][order][2:]) > 0
+
+
 def test_impatient_clients_of_a_closed_loop_go_on():
     n = 300
     rng = np.random.default_rng(3)
