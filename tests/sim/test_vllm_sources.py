@@ -27,7 +27,7 @@ from tests.sim.test_windows import bound
 from workloads.content import content_of
 
 ROOT = os.environ.get("SERVECAST_VLLM_SOURCES")
-VERSIONS = sorted(p.name for p in Path(ROOT).iterdir() if (p / "vllm").is_dir()) if ROOT else []
+VERSIONS = sorted(p.name for p in Path(ROOT).iterdir() if (p / "vllm/v1/core/sched").is_dir()) if ROOT else []
 CASES = 150
 
 
