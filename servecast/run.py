@@ -20,6 +20,7 @@ from sim.cluster import Cluster, Pool, Routing
 from sim.deployment import Classes, Deployment, PoolFacts
 from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
+from sim.radixcache import RadixCache
 from sim.result import Result as Outcome
 from sim.routers import Known
 from sim.samples import shared_prompts
@@ -192,7 +193,10 @@ def _cache(setup: Setup, pool: PoolSetup, tables: Tables) -> Callable[[int, int]
     if not engine.enable_prefix_caching:
         slides = any(window.tables for window in tables.windows)
         return partial(WindowCache, tables=tables) if slides else pool.scheduler.cache
-    known = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, engine.block_size).path
-    samples, size = trace.samples, engine.block_size
-    paths = known if samples is None else shared_prompts(known, trace.prompt_tokens, samples, size)
+    tree = pool.scheduler.prefix_tree
+    size = 1 if tree else engine.block_size  # a tree looks at pages, but its queue at tokens
+    known = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, size).path
+    paths = known if trace.samples is None else shared_prompts(known, trace.prompt_tokens, trace.samples, size)
+    if tree:
+        return lambda num_blocks, block_size: RadixCache(num_blocks, block_size, paths)
     return lambda num_blocks, block_size: PrefixCache(num_blocks, block_size, paths, engine.blank_blocks_first)

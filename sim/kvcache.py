@@ -1,13 +1,16 @@
 """The paged KV cache of one replica: blocks counted, not identified. It knows nothing of time.
 
-Its verbs are those of `sim.prefixcache.PrefixCache`, in which blocks are kept and found again; here nothing is.
+Its verbs are those of `sim.prefixcache.PrefixCache` and `sim.radixcache.RadixCache`, in which blocks are kept and found
+again; here nothing is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sim.decodes import Decodes
     from sim.request import Request
 
 _NOTHING = (0, 0)
@@ -25,6 +28,8 @@ class KVCache:
     """Whether decoding requests take blocks as they go."""
     tables = 1
     """Block tables of a sequence: each takes a block where the sequence grows into one."""
+    keeps_computed = False
+    """Whether it is told when the step of a prompt has ended: `keep`."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
@@ -68,10 +73,28 @@ class KVCache:
         size = self.block_size
         self.free -= -(-after // size) + (-before // size)
 
+    def decode(self, decodes: Decodes, step: int, steps: int) -> None:
+        """Those that decode get the blocks of `steps` steps from `step` on."""
+        self.free -= decodes.demand_over(step, steps)
+
     def release(self, request: Request, tokens: int, kept: int, again: bool) -> None:
         """Take back the blocks of `tokens` tokens. A cache keeps the full ones among the first `kept` tokens; `again`:
         the request will look for them."""
         self.free -= -tokens // self.block_size
+
+    def preempt(self, request: Request, tokens: int, kept: int, again: bool) -> None:
+        """As `release`, of a request that has lost its place."""
+        self.release(request, tokens, kept, again)
+
+    def keep(self, request: Request, tokens: int) -> None:
+        """The first `tokens` tokens of a running request have been computed."""
+
+    def longest_first(self, waiting: Iterable[Request]) -> Iterable[Request]:
+        """Waiting requests, by how much of them is found."""
+        return waiting
+
+    def make_room(self, blocks: int) -> None:
+        """Whoever takes blocks from `free` asks for `blocks` blocks: see `sim.radixcache`."""
 
 
 class Reserved(KVCache):

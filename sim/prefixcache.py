@@ -86,7 +86,7 @@ class PrefixCache(KVCache):
                 break
         else:
             if request.preemptions:
-                at = self._follow(_own(request), at, most)
+                at = self._follow(own_content(request), at, most)
         return at * self.block_size, sum(end - start for run, start, end in self._found if not run.holders)
 
     def claim(self, request: Request) -> None:
@@ -115,7 +115,7 @@ class PrefixCache(KVCache):
         held, full = request.held, kept // self.block_size
         have = held[-1][1] if held else 0
         if again and have < full:
-            self._register(held, _own(request), have, full)
+            self._register(held, own_content(request), have, full)
             have = full
         blank = self.blocks(tokens) - full
         self._append(blank, front=self._blank_first)
@@ -234,7 +234,7 @@ class PrefixCache(KVCache):
                     del self._runs[run.content]
 
 
-def _own(request: Request) -> int:
+def own_content(request: Request) -> int:
     """The content that nobody else has: what follows in its prompt, and its output."""
     return -1 - request.id
 

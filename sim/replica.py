@@ -66,6 +66,7 @@ class Replica:
         self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
         self._cancelled: list[Request] = []  # given up since the last plan
+        self._prompts: list[Request] = []  # complete since the last step, and not yet kept for others
         self._waiting = 0  # requests in the queue once the run in progress was planned
         self.lost_preemptions = 0
         """By plans that left nothing to compute, and so have no row in the log: they go into the next one."""
@@ -158,7 +159,7 @@ class Replica:
         state = self.state
         batch = self._scheduler.plan(state)
         single = False  # the next plan knows more than this one did, so this is a run of one step
-        if self._ended or self._incoming or self._cancelled:
+        if self._ended or self._incoming or self._cancelled or self._prompts:
             single = self._catch_up(batch)
         lost: list[Request] = []
         copied = 0
@@ -220,9 +221,8 @@ class Replica:
         blocks = kv.usable - kv.free
         blocks_end = blocks
         if steps > 1:
-            more = decodes.demand_over(decodes.step + 1, steps - 1)
-            kv.free -= more
-            blocks_end += more
+            kv.decode(decodes, decodes.step + 1, steps - 1)
+            blocks_end = kv.usable - kv.free
         state.step = first_step + steps
         gaps = batch.decodes - batch.padding
         if self._surplus:
@@ -240,6 +240,8 @@ class Replica:
             if request.computed == request.target:
                 output_tokens += not request.over
                 self._first_token(request, now, batch)
+                if kv.keeps_computed:
+                    self._prompts.append(request)
         rows = self._log.steps
         rows.extend(
             rows.pack(
@@ -281,9 +283,9 @@ class Replica:
         else:
             if self._cancelled:
                 self._drop_cancelled(None)
+            self._give_back(finished)
             for request in finished:
                 if request.outcome != CANCELLED:
-                    state.release(request, request.computed)
                     self._log.record(self.index, request, request.output_tokens)
         if steps > 1 and self._incoming:  # what arrived before the last step began is known to the plan made there
             seen = ends[-2]
@@ -337,9 +339,7 @@ class Replica:
         if self._cancelled:
             surplus += self._drop_cancelled(batch)
             released = True
-        for request in ended:
-            if request.outcome != CANCELLED and request.ticket in state.running:
-                state.release(request, request.prompt_tokens + request.output_tokens - 1)
+        self._give_back(ended)
         ended.clear()
         again = surplus > 0
         if incoming:
@@ -349,6 +349,18 @@ class Replica:
             again = again or not unmoved
         self._surplus = surplus
         return again or (released and bool(state.waiting))
+
+    def _give_back(self, ended: list[Request]) -> None:
+        """What the last step has computed is known: prompts are kept for others, those that ended are released."""
+        state = self.state
+        for request in (*self._prompts, *ended):
+            if request.ticket not in state.running:
+                continue  # preempted by the plan just made, given up, or a prompt that ended at once
+            if request.finished:
+                state.release(request, request.prompt_tokens + request.output_tokens - 1)
+            elif not request.over:
+                state.kv.keep(request, request.target)
+        self._prompts.clear()
 
     def _drop_cancelled(self, batch: Batch | None) -> int:
         """Take cancelled requests out of queue, batch and KV; `batch` is the plan just made with them, if it was.

@@ -8,6 +8,7 @@ from sim.steplog import FINISHED
 
 if TYPE_CHECKING:
     from sim.prefixcache import Path, Run
+    from sim.radixcache import Node
     from sim.samples import Samples
 
 NOT_YET = float("nan")
@@ -47,6 +48,7 @@ class Request:
         "lag_step",
         "last_step",
         "max_tokens",
+        "node",
         "of",
         "outcome",
         "output_tokens",
@@ -106,6 +108,7 @@ class Request:
         self.cached_tokens = 0  # of its prompt, found in a prefix cache when it was first admitted
         self.reserved_tokens = 0  # of a cache that reserves: for how many it has had blocks since its admission
         self.path: Path | None = None  # of a prefix cache: what its prompt begins with
+        self.node: Node | None = None  # of a radix cache: the last one that it locks, all before it too
         self.held: list[tuple[Run, int]] = []  # of a prefix cache: its leading blocks that somebody may look for
         self.lag_step = NEVER  # from this step on a prefix cache knows one token less than was computed; see registered
         self.replica = -1

@@ -69,13 +69,14 @@ class State:
 
     `waiting` in queue order: as they came, or `by_priority` (the least first, then the earliest); `swapped`,
     whose KV is in the memory of the host, as they went; `running` and `prefilling` (the running ones whose prompt is
-    not complete) by ticket, oldest admission first; the decoding ones only as aggregates, which are the `windows` where
-    the model has such. A running request that is neither prefilling nor decoding has finished and waits for its release
-    (asynchronous scheduling).
+    not complete) by ticket, oldest admission first unless `place_first` said otherwise; the decoding ones only as
+    aggregates, which are the `windows` where the model has such. A running request that is neither prefilling nor
+    decoding has finished and waits for its release (asynchronous scheduling).
     """
 
     __slots__ = (
-        "_late", "by_priority", "decodes", "kv", "prefilling", "running", "step", "swapped", "tickets", "waiting",
+        "_first", "_late", "by_priority", "decodes", "kv", "prefilling", "running", "step", "swapped", "tickets",
+        "waiting",
         "windows",
     )  # fmt: skip
 
@@ -91,6 +92,7 @@ class State:
         self.prefilling: dict[int, Request] = {}
         self.step = 0
         self.tickets = 0
+        self._first = -1  # no ticket that was given out is below it
 
     def enqueue(self, request: Request) -> None:
         """`request` takes its place in the queue."""
@@ -107,7 +109,7 @@ class State:
         request.reserved_tokens = reserve
         if found:
             self.kv.claim(request)
-            if request.ticket < 0:
+            if not request.preemptions:
                 request.cached_tokens = found
         request.ticket = ticket = self.tickets
         self.tickets = ticket + 1
@@ -151,7 +153,7 @@ class State:
         else:
             self.prefilling.pop(ticket, None)
         held = request.computed + more
-        self.kv.release(request, held, request.registered(held, self.step - 1 + planned), not request.over)
+        self.kv.preempt(request, held, request.registered(held, self.step - 1 + planned), not request.over)
         request.computed = 0
         request.lag_step = NEVER
         if not request.over:  # else it ended while it was still running: nothing to recompute
@@ -190,6 +192,14 @@ class State:
         if request.finish_step >= decodes.step:
             request.emitted = request.output_tokens - (request.finish_step - decodes.step + 1)
             decodes.give_up(request)
+
+    def place_first(self, requests: list[Request]) -> None:
+        """These running requests go before all others from now on, in this order."""
+        for request in reversed(requests):
+            del self.running[request.ticket]
+            self._first -= 1
+            request.ticket = self._first
+            self.running[request.ticket] = request
 
     def slide(self, request: Request) -> None:
         """Before its next tokens get their blocks, `request` gives back what its windows have passed."""

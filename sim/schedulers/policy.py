@@ -16,6 +16,9 @@ class Scheduler:
     cache: type[KVCache] = KVCache
     """How it takes blocks."""
 
+    prefix_tree = False
+    """Whether what it caches of prefixes is a radix tree (`sim.radixcache`), which it tells of what it takes."""
+
     reserves = False
     """Whether a request is admitted with room for its prompt and its `max_tokens`: without so much it is rejected."""
 

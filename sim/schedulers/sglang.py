@@ -4,10 +4,11 @@ Semantics as in `managers/scheduler.py`, `schedule_policy.py` (PrefillAdder) and
 prompt is admitted if its tokens and its `max_tokens` fit beside what the running requests are expected to need still, a
 share of theirs (the new-token ratio, which falls with every decode step); the first that does not fit closes the queue
 until the decode batch has become smaller. When decoding requests find no room, those with the fewest tokens are
-retracted, to the end of the queue, and the ratio is set anew. With `enable_mixed_chunk` decodes join prompts' steps.
+retracted, to the end of the queue, and the ratio is set anew. With `enable_mixed_chunk` decodes join prompts' steps,
+after them. What a radix cache (`sim.radixcache`) keeps is its own business; it is told what each plan asks it for.
 
-Not modelled: the other rule for requests with `ignore_eos` and no radix cache; that prompts which share their beginning
-go apart (`lpm`); that a token in flight is lost with a retraction.
+Not modelled: the other rule for requests with `ignore_eos` and no radix cache; that a token in flight is lost with a
+retraction.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Sglang(Scheduler):
     _ratio: float = -1.0  # the new-token ratio when it was last set
     _decays: int = 0  # decode steps since
 
+    prefix_tree = True
     reserves = True  # what could not come to its max_tokens is cut when it arrives
     overruns = True
 
@@ -57,6 +59,8 @@ class Sglang(Scheduler):
         decodes, kv = state.decodes, state.kv
         if self._decoded is not None:
             self._decays += decodes.step - self._decoded
+        for request in state.prefilling.values():
+            kv.keep(request, request.computed)
         self._merge(state, self._last)
         if state.prefilling or (state.waiting and not self._full):
             self._prefill(state, batch)
@@ -66,8 +70,10 @@ class Sglang(Scheduler):
             self._decoded = None
             if self._mixes:
                 self._held = decodes.count
+                state.place_first([request for request, _, _ in batch.chunks if request.computed == request.target])
             if self._mixes and decodes.count:
                 kv.free -= decodes.demand(decodes.step)
+                kv.make_room(decodes.count)
                 batch.decodes, batch.kv_tokens = decodes.count, decodes.kv_tokens
             else:
                 batch.paused = True
@@ -114,7 +120,7 @@ class Sglang(Scheduler):
             self._full = True
             return
         if self.schedule_policy == "lpm" and len(state.waiting) <= LPM_QUEUE:
-            state.waiting = deque(sorted(state.waiting, key=lambda request: -kv.lookup(request)[0]))
+            state.waiting = deque(kv.longest_first(state.waiting))
         mixed = self._held if self._mixes else 0
         expected = sum(
             min(request.max_tokens - self._seen(state, request), CLIP)
@@ -141,10 +147,11 @@ class Sglang(Scheduler):
             found, idle = kv.lookup(request)
             tokens, locked = request.target - found, idle * size
             paged = kv.blocks(tokens) * size
-            if tokens + min(max(request.max_tokens - request.emitted, 0), CLIP) >= total - locked:
-                self._full = True
+            needed = tokens + min(max(request.max_tokens - request.emitted, 0), CLIP)
+            if needed < total and paged >= whole and batch.chunks:
                 break
-            if paged >= whole and batch.chunks:
+            if needed >= total - locked:
+                self._full = True
                 break
             later = min(request.max_tokens, CLIP)
             if paged > chunk:
@@ -159,6 +166,8 @@ class Sglang(Scheduler):
                 self._full = True
             elif whole <= 0 or chunk <= 0:
                 break
+        pages = len(batch.chunks) if size > 1 else 0  # each may begin one
+        kv.make_room(kv.blocks(sum(tokens for _, tokens, _ in batch.chunks)) + pages)
 
     def _decode(self, state: State, batch: Batch) -> None:
         decodes, kv = state.decodes, state.kv
@@ -180,19 +189,24 @@ class Sglang(Scheduler):
             self._full = False
         if state.waiting and not self._full:
             batch.most_steps = 1  # who waits is looked at again
-        kv.free -= decodes.demand(decodes.step)
+        kv.decode(decodes, decodes.step, 1)
         batch.decodes, batch.kv_tokens = decodes.count, decodes.kv_tokens
 
     def _retract(self, state: State, batch: Batch) -> None:
         """Take the KV of those with the fewest output tokens, of these the longest prompts, until the others fit."""
-        decodes = state.decodes
+        decodes, kv = state.decodes, state.kv
         order = [request for request in state.running.values() if request.decoding]
-        order.sort(key=lambda request: (self._seen(state, request), -request.prompt_tokens), reverse=True)
-        while len(order) > 1 and (not batch.preempted or decodes.demand(decodes.step) > state.kv.free):
+        order.sort(key=lambda request: (-self._seen(state, request), request.prompt_tokens, request.ticket))
+        kv.make_room(decodes.demand(decodes.step))
+        while len(order) > 1 and (not batch.preempted or decodes.demand(decodes.step) > kv.free):
             request = order.pop()
             state.preempt(batch, request)
             if not request.over:
                 state.waiting.rotate(-1)  # to the end of the queue
+            kv.make_room(kv.blocks(len(order) * RETRACT_STEPS))
+            kv.make_room(decodes.demand(decodes.step))
+        if batch.preempted:
+            state.place_first(order)
         out = sum(self._seen(state, request) for request in order)
         caps = sum(request.max_tokens for request in order)
         self._ratio, self._decays = min(1.0, (out + RETRACT_STEPS * len(order)) / (caps + 1)), 0

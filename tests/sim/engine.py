@@ -11,6 +11,7 @@ from calibrate.engine import FrontEndTime
 from sim.clock import Clock
 from sim.frontend import FrontEnd
 from sim.prefixcache import PrefixCache
+from sim.radixcache import RadixCache
 from sim.replica import Replica
 from sim.samples import once
 from sim.schedulers.static_batching import StaticBatching
@@ -82,6 +83,8 @@ def simulate(
     assert kv.free == kv.usable
     if isinstance(kv, PrefixCache):
         check_cache(kv)
+    if isinstance(kv, RadixCache):
+        check_tree(kv)
     assert (state.decodes.count, state.decodes.kv_tokens, sum(state.decodes.phases)) == (0, 0, 0)
     assert not any((state.running, state.waiting, state.swapped, state.prefilling, front.in_flight))
     if state.windows is not None:
@@ -99,6 +102,19 @@ def check_cache(kv):
     known = [run for runs in kv._runs.values() for run in runs]
     assert sorted(map(id, known)) == sorted(id(run) for run in kv._queue if run.content is not None)
     assert all(run.content == content for content, runs in kv._runs.items() for run in runs)
+
+
+def check_tree(kv):
+    """At rest: nobody locks anything, pages are in the tree or available, and every leaf may be evicted."""
+    nodes = _below(kv._root)
+    assert not any(node.locks for node in nodes)
+    assert sum(node.end - node.parent.end for node in nodes) == kv._evictable == kv.usable - kv._available
+    assert all(node.parts[-1][1] == node.end > node.parent.end and node.queued >= (not node.children) for node in nodes)
+    assert len(kv._leaves) == sum(node.queued for node in nodes)
+
+
+def _below(node):
+    return [each for child in node.children.values() for each in (child, *_below(child))]
 
 
 def check_invariants(log, policy, num_blocks, windows=False):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from calibrate.engine import FrontEndTime
 from sim.prefixcache import PrefixCache
+from sim.radixcache import RadixCache
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
 from sim.steplog import CANCELLED
@@ -63,7 +64,10 @@ def same(
     kv = None
     if content is not None:
         prefix, begins = content
-        kv = PrefixCache(num_blocks, block_size, content_of(prefix, columns[0], block_size).path, blank_first)
+        if policy.prefix_tree:
+            kv = RadixCache(num_blocks, block_size, content_of(prefix, columns[0], 1).path)
+        else:
+            kv = PrefixCache(num_blocks, block_size, content_of(prefix, columns[0], block_size).path, blank_first)
         for r, tokens in zip(naive, begins, strict=True):
             r.begins = tokens
     naive_engine = oracle(

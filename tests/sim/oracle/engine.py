@@ -39,11 +39,11 @@ class Oracle:
 
     @property
     def total(self):
-        return len(self.kv.holders) - 1
+        return self.kv.total
 
     @property
     def free(self):
-        return len(self.kv.queue)
+        return self.kv.free
 
     def blocks(self, tokens):
         return -(-tokens // self.size)
@@ -75,7 +75,7 @@ class Oracle:
     def preempt(self, r):
         """`r`, which no longer runs, gives its blocks back and waits again, to be recomputed."""
         self.queue([r], front=True)
-        self.kv.give_back(r)
+        self.kv.preempt(r)
         r.computed = r.placeholders = 0
         r.decoding = False
         r.preemptions += 1
@@ -96,6 +96,11 @@ class Oracle:
         """A request that is over gives back its place and its blocks."""
         self.kv.give_back(r)
         next(queue for queue in (self.running, self.waiting, self.swapped) if r in queue).remove(r)
+
+    def in_order(self, batch):
+        """The entries of a step as they end: in order of admission."""
+        place = {r.id: i for i, r in enumerate(self.running)}
+        return sorted(batch, key=lambda entry: place.get(entry[0].id, -1))
 
     def arrive(self, arrivals, front, t):
         """Who has arrived by `t` goes through the front end, one after the other, and then to the engine."""
@@ -149,8 +154,7 @@ class Oracle:
             for r in sorted(gone, key=lambda r: (r.gives_up_s, r.arrival_s, r.id)):
                 r.done, r.cancelled_s = True, r.gives_up_s
                 self.leave(r)
-            place = {r.id: i for i, r in enumerate(self.running)}  # a step's requests end in order of admission
-            for r, n, _, _, yields, preemptions in sorted(batch, key=lambda entry: place.get(entry[0].id, -1)):
+            for r, n, before, decode, yields, preemptions in self.in_order(batch):
                 r.in_flight -= n
                 r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
                 if not yields or r.done:
@@ -160,6 +164,8 @@ class Oracle:
                 if r.preemptions == preemptions:
                     r.placeholders -= 1
                     self.kv.register(r, r.computed - r.placeholders)
+                if not decode and r.preemptions == preemptions and r.out < r.output:
+                    self.kv.keep(r, before + n)
                 if r.out == r.output:
                     r.done = True
                     self.leave(r)

@@ -24,8 +24,16 @@ class Blocks:
         self.order = []  # registered blocks, the first to be registered first
 
     @property
+    def total(self):
+        return len(self.holders) - 1
+
+    @property
+    def free(self):
+        return len(self.queue)
+
+    @property
     def used(self):
-        return len(self.holders) - 1 - len(self.queue)
+        return self.total - self.free
 
     def find(self, r):
         """The blocks of the longest known beginning of what `r` has to compute, less its last token."""
@@ -37,6 +45,10 @@ class Blocks:
                 break
             found.append(block)
         return found
+
+    def idle(self, found):
+        """How many of the blocks that were found nobody holds."""
+        return sum(not self.holders[b] for b in found)
 
     def hold(self, r, found):
         for b in found:
@@ -79,6 +91,17 @@ class Blocks:
             if self.content[b] is None:
                 self.content[b] = tuple(r.tokens()[: (i + 1) * self.size])
                 self.order.append(b)
+
+    def keep(self, r, tokens):
+        """The first `tokens` tokens of `r` have been computed: registered they are."""
+
+    def allocate(self, pages):
+        """They have been taken."""
+
+    make_room = allocate
+
+    def preempt(self, r):
+        self.give_back(r)
 
     def give_back(self, r):
         for blocks in r.tables:

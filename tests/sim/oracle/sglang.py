@@ -6,11 +6,14 @@ from collections import deque
 
 from sim.schedulers.sglang import CLIP, DECAY_STEPS, INITIAL, LEAST, LPM_QUEUE, RETRACT_STEPS
 from tests.sim.oracle.engine import Oracle
+from tests.sim.oracle.radix import Radix
 
 
 class Sglang(Oracle):
     def __init__(self, policy, *args, **kwargs):
         super().__init__(policy, *args, **kwargs)
+        self.tree = Radix(self.total + 1, self.size) if self.kv.caching else None
+        self.kv = self.tree or self.kv
         self.batch_is_full = False
         self.decoding = []  # running_batch.reqs: those that finished stay until it is filtered
         self.last = None  # reqs of the last batch, if it held prompts
@@ -22,6 +25,9 @@ class Sglang(Oracle):
     def left(self, r):
         return r.prompt + r.out + r.placeholders - r.computed
 
+    def in_order(self, batch):
+        return batch
+
     @property
     def ratio(self):
         return max(self.start - self.decays * (self.initial - self.least) / DECAY_STEPS, min(self.start, self.least))
@@ -29,6 +35,8 @@ class Sglang(Oracle):
     def plan(self):
         if self.chunked is not None and self.chunked.done:
             self.chunked = None
+        if self.chunked is not None:
+            self.kv.keep(self.chunked, self.chunked.computed)
         if self.last is not None:
             alive = [r for r in self.last if not r.done and r is not self.chunked]
             if len(alive) < len(self.last):
@@ -48,8 +56,8 @@ class Sglang(Oracle):
         if places <= 0 and self.chunked is not None:
             self.batch_is_full = True
             return []
-        if p.schedule_policy == "lpm" and len(self.waiting) <= LPM_QUEUE:
-            self.waiting = deque(sorted(self.waiting, key=lambda r: -len(self.kv.find(r))))
+        if p.schedule_policy == "lpm" and len(self.waiting) <= LPM_QUEUE and self.tree:
+            self.waiting = deque(self.kv.longest_first(self.waiting))
         mixes = p.enable_mixed_chunk and p.chunked_prefill_size > 0
         mixed = len(self.decoding) if mixes else 0
         self.cur_rem = self.free * self.size - mixed
@@ -72,12 +80,14 @@ class Sglang(Oracle):
             more = self.add_one(batch)
             if more == "no token":
                 self.batch_is_full = True
+        self.kv.allocate(self.blocks(sum(entry[1] for entry in batch)) + len(batch) * (self.size > 1))
         if batch:
             self.last = [entry[0] for entry in batch]
             if p.enable_mixed_chunk:
                 self.decoding = [r for r in self.decoding if not r.done]
                 self.last += self.decoding
                 batch += [self.schedule(r, 1) for r in self.decoding]
+                self.kv.allocate(len(self.decoding))
                 self.decoding = []
         return batch
 
@@ -86,7 +96,7 @@ class Sglang(Oracle):
         found = self.kv.find(r)
         n = r.prompt + r.out - len(found) * self.size
         total = n + min(max(r.cap - r.out, 0), CLIP)
-        locked = sum(not self.kv.holders[b] for b in found) * self.size
+        locked = self.kv.idle(found) * self.size
         if total >= self.rem_total:
             return "no token"
         if self.blocks(n) * self.size >= self.rem_input and batch:
@@ -123,26 +133,30 @@ class Sglang(Oracle):
                 return []
             self.start, self.decays = self.initial, 0  # idle
             return self.prefill()
+        self.kv.make_room(self.needed())
         if self.needed() > self.free:
             self.retract()
         else:
             self.decays += 1
         if len(self.decoding) < before:
             self.batch_is_full = False
-        return [self.schedule(r, 1) for r in self.decoding]
+        batch = [self.schedule(r, 1) for r in self.decoding]
+        self.kv.allocate(len(batch))
+        return batch
 
     def needed(self):
         return sum(self.blocks(r.computed + 1) - self.blocks(r.computed) for r in self.decoding)
 
     def retract(self):
-        order = sorted(self.decoding, key=lambda r: (r.out, -r.prompt), reverse=True)
+        self.decoding = order = sorted(self.decoding, key=lambda r: (r.out, -r.prompt), reverse=True)
         first = True
         while len(order) > 1 and (first or self.needed() > self.free):
             first = False
             r = order.pop()
-            self.decoding.remove(r)
             self.running.remove(r)
             self.preempt(r)
             self.waiting.rotate(-1)
+            self.kv.make_room(self.blocks(RETRACT_STEPS * len(order)))
+            self.kv.make_room(self.needed())
         out, caps = sum(r.out for r in self.decoding), sum(r.cap for r in self.decoding)
         self.start, self.decays = min(1.0, (out + RETRACT_STEPS * len(self.decoding)) / (caps + 1)), 0
