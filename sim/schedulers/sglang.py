@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
+from servecast.errors import ServecastError
 from sim.request import Request
 from sim.schedulers.policy import Scheduler
 from sim.state import Batch, State
@@ -77,6 +78,12 @@ class Sglang(Scheduler):
                 batch.decodes, batch.kv_tokens = decodes.count, decodes.kv_tokens
             else:
                 batch.paused = True
+        if kv.free < 0:
+            raise ServecastError(
+                f"SGLang runs out of memory and stops: step {state.step} takes {-kv.free} KV pages more than are left. "
+                "Its admission expected shorter answers: raise schedule_conservativeness, or lower "
+                "max_running_requests or chunked_prefill_size"
+            )
         self._last = None if batch.empty else batch
         return batch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.engine import FrontEndTime
+from servecast.errors import ServecastError
 from sim.prefixcache import PrefixCache
 from sim.radixcache import RadixCache
 from sim.schedulers.vllm_v1 import VllmV1
@@ -90,10 +92,17 @@ def same(
     else:
         source = OpenLoop(arrival_s, Requests(*columns))
         first, follow_up = naive, lambda r, now: None
-    sent = naive_engine.run(first, follow_up)
-    replica, log = simulate(
-        policy, cost, num_blocks, block_size, asynchronous, source, FrontEndTime(*front_end), kv=kv, tables=tables
-    )
+    fast = partial(
+        simulate,
+        policy, cost, num_blocks, block_size, asynchronous, source, FrontEndTime(*front_end), kv=kv, tables=tables,
+    )  # fmt: skip
+    try:
+        sent = naive_engine.run(first, follow_up)
+    except IndexError:  # no block is left: where an engine stops, so does ours
+        with pytest.raises(ServecastError, match="runs out of memory"):
+            fast()
+        return naive_engine, None
+    replica, log = fast()
     rows, steps = log.requests.table(), log.steps.table()
     order = np.argsort(rows["id"])
     got = {c: rows[c][order].tolist() for c in rows}

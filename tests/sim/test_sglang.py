@@ -119,3 +119,10 @@ def test_the_shortest_answer_is_retracted_to_the_end_of_the_queue() -> None:
     policy = Sglang(2, 16, 64, schedule_conservativeness=0.0001, disable_overlap_schedule=True)
     _, oracle = run(policy, requests, num_blocks=1 + 22)
     assert oracle.preemptions == 1
+
+
+def test_a_prompt_that_must_go_on_may_find_no_page() -> None:
+    """The decoding request grows while the other's chunks are computed; SGLang then stops, and so does the run."""
+    policy = Sglang(8, 4, 64, schedule_conservativeness=0.0001, enable_mixed_chunk=True, disable_overlap_schedule=True)
+    _, log = same(policy, LinearCost(), 1 + 22, 1, False, [(0.0, 4, 12, 12), (0.1, 14, 2, 2)])
+    assert log is None
