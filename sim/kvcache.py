@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sim.request import NEVER
+
 if TYPE_CHECKING:
     from sim.decodes import Decodes
     from sim.request import Request
+    from sim.windowdecodes import WindowDecodes
 
 _NOTHING = (0, 0)
 
@@ -50,16 +53,28 @@ class KVCache:
         size = self.block_size
         return -(-after // size) + (-before // size)
 
-    def reserved(self, found: int, last: int) -> int:
-        """Blocks that must be free to admit a request up to `last` of its tokens, of which `found` were found."""
+    def reserved(self, found: int, first: int, last: int) -> int:
+        """Blocks that must be free to admit a request, of whose tokens `found` were found, when it first computes up to
+        `first` and `last` are to be reserved."""
         return self.needed(found, last)
 
     def fits(self, prompt: int, tokens: int, room: int) -> bool:
         """Whether a request of `prompt` prompt tokens can come to hold `tokens` tokens in `room` blocks."""
         return self.blocks(tokens) <= room
 
+    def watch(self, decodes: WindowDecodes) -> None:
+        """These are the requests whose windows slide while they decode."""
+
     def slide(self, request: Request, tokens: int) -> None:
-        """Nothing is given back before the request is."""
+        """`request` gives back what is passed once `tokens` of its tokens are computed; here, nothing."""
+
+    def slide_all(self, decodes: WindowDecodes) -> None:
+        """All decodes of the step that is being planned give back what their windows have passed."""
+        self.free += decodes.given_back(decodes.step)
+
+    def untouched(self) -> int:
+        """How many blocks can be taken before the request just looked up, which did not fit, may do so for that."""
+        return NEVER
 
     def lookup(self, request: Request) -> tuple[int, int]:
         """What a waiting request would find: tokens, in full blocks, and how many of these blocks count as free."""

@@ -6,7 +6,7 @@ gives its blocks back tail first; who needs blocks takes them from the front; wh
 
 Only blocks that somebody may look for have an identity: those of content that several prompts begin with, and those of
 a preempted request. They are handled by the run (`Run`), all others are counts. Blocks that decoding requests take are
-a lower `free` at first, and leave the queue when its order matters next (`_settle`).
+a lower `free` at first, and leave the queue when its order matters next (`settle`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ index of the block at which it ends. Who shares a stretch shares all before it, 
 
 class Run:
     """Blocks of one sequence, `start` to before `end` by index, which share their fate: held by the same `holders`
-    running requests, or next to each other in the queue. `content` None: nobody will look for them.
+    running requests, or next to each other in the queue. `content` None: nobody will look for them; they are numbered
+    as they joined the queue, or below 0 where they did so at its front.
 
     One that is held is cut in two when another request finds only a part of it: `rest` is then the second half.
     """
@@ -49,7 +50,7 @@ class PrefixCache(KVCache):
     from 0.24: blocks that are given back without having been filled are used up first.
     """
 
-    __slots__ = ("_blank_first", "_found", "_paths", "_queue", "_queued", "_runs")
+    __slots__ = ("_appended", "_blank_first", "_found", "_paths", "_queue", "_queued", "_runs")
 
     def __init__(
         self, num_blocks: int, block_size: int, paths: Callable[[int], Path] | None, blank_first: bool
@@ -60,7 +61,9 @@ class PrefixCache(KVCache):
         self._runs: dict[int, list[Run]] = {}  # content -> what is registered of it, the oldest first
         self._queue: OrderedDict[Run, None] = OrderedDict()  # free blocks; of a run, the last one goes first
         self._queued = 0  # blocks in the queue; `free`, once those taken from its front have left it
+        self._appended = 0  # blocks that joined the queue though nobody will look for them
         self._found: list[tuple[Run, int, int]] = []  # by the last lookup: a run, and from where to where
+        self.free = 0
         self._append(self.usable)
 
     @property
@@ -74,19 +77,17 @@ class PrefixCache(KVCache):
 
         At least its last token is left to be computed, since a step must yield something.
         """
-        self._settle()
-        if request.path is None:
-            request.path = () if self._paths is None else self._paths(request.id)
+        self.settle()
         most = (request.target - 1) // self.block_size
         self._found, at = [], 0
-        for content, end in request.path:
+        for content, end in self._path(request):
             stop = min(end, most)
-            at = self._follow(content, at, stop)
+            at = self._follow(content, at, stop, self._found)
             if at < stop or stop == most:
                 break
         else:
             if request.preemptions:
-                at = self._follow(own_content(request), at, most)
+                at = self._follow(own_content(request), at, most, self._found)
         return at * self.block_size, sum(end - start for run, start, end in self._found if not run.holders)
 
     def claim(self, request: Request) -> None:
@@ -111,7 +112,7 @@ class PrefixCache(KVCache):
     def release(self, request: Request, tokens: int, kept: int, again: bool) -> None:
         """Take back the blocks of `tokens` tokens, tail first. The full ones among the first `kept` tokens are
         registered; `again`: the request will look for them."""
-        self._settle()
+        self.settle()
         held, full = request.held, kept // self.block_size
         have = held[-1][1] if held else 0
         if again and have < full:
@@ -120,18 +121,30 @@ class PrefixCache(KVCache):
         blank = self.blocks(tokens) - full
         self._append(blank, front=self._blank_first)
         self._append(full - have)
-        for run in reversed(_parts(held)):
+        self._drop(parts(held))
+        held.clear()
+
+    def _drop(self, parts: list[Run]) -> None:
+        """Somebody who held these runs, one after the other, does so no more."""
+        for run in reversed(parts):
             run.holders -= 1
             if not run.holders:
                 run.rest = None
-                self._queue[run] = None
-                self._queued += run.end - run.start
-        self.free = self._queued
-        held.clear()
+                self._enqueue(run)
 
-    def _follow(self, content: int, at: int, stop: int) -> int:
-        """Find the registered blocks of `content` from index `at` to before `stop`: of equal ones, the oldest. Returns
-        the first index that is not there."""
+    def _enqueue(self, run: Run) -> None:
+        self._queue[run] = None
+        self._queued += run.end - run.start
+        self.free += run.end - run.start
+
+    def _path(self, request: Request) -> Path:
+        if request.path is None:
+            request.path = () if self._paths is None else self._paths(request.id)
+        return request.path
+
+    def _follow(self, content: int, at: int, stop: int, found: list[tuple[Run, int, int]]) -> int:
+        """Add to `found` the registered blocks of `content` from index `at` to before `stop`: of equal ones, the
+        oldest. Returns the first index that is not there."""
         runs = self._runs.get(content, ())
         while at < stop:
             end = stop
@@ -143,7 +156,7 @@ class PrefixCache(KVCache):
             else:
                 break
             end = min(end, run.end)
-            self._found.append((run, at, end))
+            found.append((run, at, end))
             at = end
         return at
 
@@ -206,24 +219,39 @@ class PrefixCache(KVCache):
         if not count:
             return
         self._queued += count
-        self.free = self._queued
-        queue = self._queue
-        if queue and (beside := next(iter(queue) if front else reversed(queue))).content is None:
-            beside.end += count
-            return
-        run = Run(None, 0, count, 0)
-        queue[run] = None
+        self.free += count
+        queue, number = self._queue, self._appended
         if front:
-            queue.move_to_end(run, last=False)
+            first = next(iter(queue), None)
+            if first is not None and first.content is None and first.end <= 0:
+                first.start -= count
+            else:
+                run = Run(None, -count, 0, 0)
+                queue[run] = None
+                queue.move_to_end(run, last=False)
+            return
+        self._appended += count
+        last = next(reversed(queue), None)
+        if last is not None and last.content is None and last.end == number:
+            last.end += count
+        else:
+            queue[Run(None, number, number + count, 0)] = None
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Take from the front of the queue what has been taken from `free`: what these blocks held is lost."""
-        more, queue = self._queued - self.free, self._queue
-        self._queued = self.free
+        self.take(self._queued - self.free)
+
+    def take(self, more: int) -> None:
+        """`more` blocks leave the queue at its front."""
+        queue = self._queue
+        self._queued -= more
         while more:
             run = next(iter(queue))
             if run.end - run.start > more:
-                run.end -= more
+                if run.content is None:
+                    run.start += more
+                else:
+                    run.end -= more
                 break
             more -= run.end - run.start
             del queue[run]
@@ -239,13 +267,13 @@ def own_content(request: Request) -> int:
     return -1 - request.id
 
 
-def _parts(held: list[tuple[Run, int]]) -> list[Run]:
+def parts(held: list[tuple[Run, int]]) -> list[Run]:
     """The runs that a request holds, those that were cut since in all their parts."""
-    parts = []
+    runs = []
     for run, end in held:
-        parts.append(run)
+        runs.append(run)
         while run.end < end:
             assert run.rest is not None
             run = run.rest
-            parts.append(run)
-    return parts
+            runs.append(run)
+    return runs

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.request import NEVER
 from sim.state import Batch, State
 
 if TYPE_CHECKING:
@@ -86,4 +87,6 @@ def _steps(state: State, batch: Batch) -> int:
     if steps > 1:
         free = state.kv.free - batch.spare_blocks
         steps = 1 if free < 0 else 1 + decodes.steps_within(decodes.step + 1, free, steps - 1, bool(state.waiting))
+        if batch.untouched_blocks < NEVER and state.windows is not None:
+            steps = 1 + state.windows.steps_taking(decodes.step + 1, batch.untouched_blocks, steps - 1)
     return steps

@@ -44,6 +44,8 @@ class Request:
         "held",
         "id",
         "joined",
+        "junction",
+        "known",
         "kv_offset",
         "lag_step",
         "last_step",
@@ -63,6 +65,7 @@ class Request:
         "scheduled_s",
         "slid",
         "stint",
+        "tables",
         "target",
         "ticket",
     )
@@ -73,6 +76,9 @@ class Request:
     chunk_step: int  # the step of that chunk
     joined: int  # the decode step from which on it decodes
     stint: int  # which of all requests' times of decoding this is
+    known: int  # of a hybrid cache: how many of its leading blocks somebody may look for; and those held, by table
+    tables: list[list[tuple[Run, int]]]
+    junction: int  # how many of these blocks layers without windows had when it was looked up last, if more than all
 
     def __init__(
         self,
@@ -110,6 +116,7 @@ class Request:
         self.path: Path | None = None  # of a prefix cache: what its prompt begins with
         self.node: Node | None = None  # of a radix cache: the last one that it locks, all before it too
         self.held: list[tuple[Run, int]] = []  # of a prefix cache: its leading blocks that somebody may look for
+        self.tables = []
         self.lag_step = NEVER  # from this step on a prefix cache knows one token less than was computed; see registered
         self.replica = -1
         self.outcome = IN_FLIGHT  # see sim.steplog.OUTCOMES

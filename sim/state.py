@@ -26,7 +26,8 @@ class Batch:
     each window read; empty for models without. An empty batch is no step: who is left out of it stays as he was.
 
     A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
-    how many steps it wants to plan again (`most_steps`), or how many blocks it wants to see free (`spare_blocks`).
+    how many steps it wants to plan again (`most_steps`), how many blocks it wants to see free (`spare_blocks`), or how
+    many may be taken (`untouched_blocks`).
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Batch:
         "skipped",
         "spare_blocks",
         "swapped_in",
+        "untouched_blocks",
     )
 
     def __init__(self) -> None:
@@ -52,6 +54,7 @@ class Batch:
         self.padding = 0
         self.most_steps = NEVER
         self.spare_blocks = 0
+        self.untouched_blocks = NEVER
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
         self.swapped_in: list[Request] = []
@@ -85,6 +88,8 @@ class State:
         self.by_priority = by_priority
         self.windows = WindowDecodes(kv.block_size, tables) if tables.windows else None
         self.decodes = self.windows or Decodes(kv.block_size, kv.grows)
+        if self.windows is not None:
+            kv.watch(self.windows)
         self._late = tables.late
         self.waiting: deque[Request] = deque()
         self.swapped: deque[Request] = deque()

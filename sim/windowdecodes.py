@@ -8,10 +8,14 @@ between. What a request gives back in its first two steps depends on the last ch
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from sim.decodes import Decodes
 from sim.request import Request
 from sim.windows import Tables
+
+if TYPE_CHECKING:
+    from sim.slides import Slides
 
 
 class WindowDecodes(Decodes):
@@ -26,12 +30,13 @@ class WindowDecodes(Decodes):
         "_count",
         "_crossings",
         "_extra",
-        "_late",
         "_slides",
         "_sliding",
         "_stints",
         "growing",
+        "late",
         "seen",
+        "slides",
         "windows",
     )
 
@@ -41,9 +46,10 @@ class WindowDecodes(Decodes):
         self.seen = [0] * len(tables.windows)
         self.growing = [0] * len(tables.windows)
         self._count = tables.count
-        self._late = tables.late
+        self.late = tables.late
         self._slides = [0] * block_size  # blocks given back in every step j with j % block_size == p
         self._sliding = 0  # their sum
+        self.slides: Slides | None = None  # for a cache that keeps what is given back
         self._stints = 0  # how often somebody has joined: what is noted of a request holds until it leaves
         self._extra: dict[int, list[tuple[int, Request, int]]] = {}  # step -> (stint, request, blocks besides)
         self._crossings: list[tuple[int, int, int, Request]] = []  # a heap: step, stint, window, request
@@ -52,6 +58,8 @@ class WindowDecodes(Decodes):
         """See `Decodes`. There is no crossing between these steps."""
         super().advance(steps)
         step = self.step
+        if self.slides is not None:
+            self.slides.planned = step - 1
         for i, growing in enumerate(self.growing):
             self.seen[i] += steps * growing
         for past in [at for at in self._extra if at < step]:
@@ -70,6 +78,8 @@ class WindowDecodes(Decodes):
 
     def join(self, request: Request, step: int) -> None:
         """See `Decodes`."""
+        if self.slides is not None:
+            self.slides.put()
         super().join(request, step)
         request.joined = step
         self._stints = request.stint = self._stints + 1
@@ -84,22 +94,31 @@ class WindowDecodes(Decodes):
                 heappush(self._crossings, (step + window.size - tokens, stint, i, request))
             else:
                 self._fill(i, request, step)
+        if self.slides is not None:
+            self.slides.join(request)
         first, second = self._beginning(request)
         self._besides(step, request, first)
         self._besides(step + 1, request, second)
 
     def leave(self, request: Request, step: int, planned: bool = False) -> None:
         """See `Decodes`."""
+        if self.slides is not None:
+            self.slides.put()
         if (last := step + planned - 1) >= request.joined:
             request.slid = max(request.slid, self.slid(request, last))
         super().leave(request, step)
+        if self.slides is not None:
+            self.slides.part(request)
         for i, window in enumerate(self.windows):
             self.seen[i] -= window.seen(request.computed)
             if window.chunked or request.computed < window.size:
                 self.growing[i] -= 1
             else:
-                self._slides[self._phase(i, request)] -= window.tables
+                phase = self._phase(i, request)
+                self._slides[phase] -= window.tables
                 self._sliding -= window.tables
+                if self.slides is not None:
+                    self.slides.leave(phase, i, request)
         request.computed += planned
 
     def skip(self, request: Request, step: int) -> None:
@@ -128,7 +147,7 @@ class WindowDecodes(Decodes):
 
     def slid(self, request: Request, step: int) -> int:
         """The computed tokens by which `request` gives back, when `step` is planned, what is passed."""
-        if not self._late:
+        if not self.late:
             return step + request.kv_offset
         return request.read_from if step == request.joined else step + request.kv_offset - 1
 
@@ -161,6 +180,8 @@ class WindowDecodes(Decodes):
         beyond the next crossing."""
         if (crossing := self.next_crossing) >= 0:
             limit = min(limit, crossing - step)
+        if self.slides is not None:
+            limit = self.slides.sole_until(step, limit)
         if not waiting and (limit // self.block_size + 1) * self._count * self.count <= blocks:
             return limit
         begins, now, steps = max(self.block_size, 2), blocks, 0  # after two steps nothing but phases counts
@@ -178,6 +199,20 @@ class WindowDecodes(Decodes):
                 break
             steps += 1
         return steps
+
+    def steps_taking(self, step: int, blocks: int, limit: int) -> int:
+        """How many steps from `step` on, at most `limit`, take no more than `blocks` blocks, whatever is given back."""
+        size, tables = self.block_size, self._count
+        if (limit // size + 1) * tables * self.count <= blocks:
+            return limit
+        rounds = blocks // (tables * self.count) if self.count else 0
+        steps, blocks = rounds * size, blocks - rounds * tables * self.count
+        while steps < limit:
+            blocks -= tables * self.phases[(step + steps) % size]
+            if blocks < 0:
+                break
+            steps += 1
+        return min(steps, limit)
 
     def _rounds(self, step: int, blocks: int, limit: int, now: int, waiting: bool) -> tuple[int, int]:
         """How many rounds of phases go by from `step` on, and how many blocks they take."""
@@ -203,18 +238,21 @@ class WindowDecodes(Decodes):
         self.seen[i] -= window.size
         heappush(self._crossings, (step + window.size, request.stint, i, request))
         freed = window.freed(tokens, size) - window.freed(tokens - window.size, size)
-        self._besides(step + self._late, request, freed)
+        self._besides(step + self.late, request, freed)
 
     def _fill(self, i: int, request: Request, step: int) -> None:
         """From `step` on the window of `request` is full."""
-        window, tokens = self.windows[i], step + request.kv_offset
-        self._slides[self._phase(i, request)] += window.tables
+        window, tokens, phase = self.windows[i], step + request.kv_offset, self._phase(i, request)
+        self._slides[phase] += window.tables
         self._sliding += window.tables
-        if self._late and tokens == window.size:  # by then nothing is passed, though the phase is right
+        if self.slides is not None:
+            self.slides.put()
+            self.slides.steady(phase, i, request)
+        if self.late and tokens == window.size:  # by then nothing is passed, though the phase is right
             self._besides(step, request, -window.tables)
 
     def _phase(self, i: int, request: Request) -> int:
-        return (self.windows[i].size - 1 + self._late - request.kv_offset) % self.block_size
+        return (self.windows[i].size - 1 + self.late - request.kv_offset) % self.block_size
 
     def _beginning(self, request: Request) -> tuple[int, int]:
         """What `request` gives back in its first and its second step besides what the phases say."""
@@ -222,7 +260,7 @@ class WindowDecodes(Decodes):
         first = second = 0
         for window in self.windows:
             was = window.freed(request.slid, size)
-            if not self._late:
+            if not self.late:
                 first += window.freed(tokens if window.chunked else tokens - 1, size) - was
                 continue
             then, now = window.freed(request.read_from, size), window.freed(tokens, size)
@@ -237,6 +275,8 @@ class WindowDecodes(Decodes):
     def _besides(self, step: int, request: Request, blocks: int) -> None:
         if blocks:
             self._extra.setdefault(step, []).append((request.stint, request, blocks))
+            if self.slides is not None:
+                self.slides.apart(step, request)
 
 
 def _counts(stint: int, request: Request) -> bool:

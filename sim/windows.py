@@ -49,17 +49,36 @@ class Tables:
     `admission`: an admission reserves, of these, the blocks of what it computes first ("step"), of the whole prompt as
     if no window were there ("prompt"), or of the prompt, but never more than `Window.most` ("window", from vLLM 0.24).
     `late`: what a step reads is kept until that step is over, not only until it is planned (0.32, asynchronous).
+    `keeps_ends`: of a sliding window, a prefix cache keeps only what is read at the end of a prompt, and of what
+    prompts share (0.32).
     """
 
     full: int = 1
     windows: tuple[Window, ...] = ()
     admission: Literal["step", "prompt", "window"] = "step"
     late: bool = False
+    keeps_ends: bool = False
 
     @property
     def count(self) -> int:
         """All of them."""
         return self.full + sum(window.tables for window in self.windows)
+
+    def reserved(self, found: int, first: int, last: int, block_size: int) -> int:
+        """See `KVCache.reserved`."""
+        known, blocks = found // block_size, -(-last // block_size)
+        if self.admission != "window":
+            return self.count * (blocks - known)
+        needed = self.count * (-(-first // block_size) - known)
+        capped = sum(w.tables * max(0, min(blocks, w.most) - known) for w in self.windows)
+        return max(needed, self.full * (blocks - known) + capped)
+
+    def fits(self, prompt: int, tokens: int, room: int, block_size: int) -> bool:
+        """See `KVCache.fits`. By the engine's bound: it may be a block or two a table less."""
+        if self.admission == "prompt" and self.count * -(-prompt // block_size) > room:
+            return False
+        blocks = -(-tokens // block_size)
+        return self.full * blocks + sum(w.tables * min(blocks, w.most) for w in self.windows) <= room
 
 
 ONE = Tables()
@@ -83,15 +102,13 @@ class WindowCache(KVCache):
         """See `KVCache`."""
         return self.tables * (self.blocks(after) - self.blocks(before))
 
-    def reserved(self, found: int, last: int) -> int:
+    def reserved(self, found: int, first: int, last: int) -> int:
         """See `KVCache`."""
-        return self._most(last) if self._layout.admission == "window" else self.needed(found, last)
+        return self._layout.reserved(found, first, last, self.block_size)
 
     def fits(self, prompt: int, tokens: int, room: int) -> bool:
-        """See `KVCache`. By the engine's bound: it may be a block or two a table less."""
-        if self._layout.admission == "prompt" and self.needed(0, prompt) > room:
-            return False
-        return self._most(tokens) <= room
+        """See `KVCache`."""
+        return self._layout.fits(prompt, tokens, room, self.block_size)
 
     def slide(self, request: Request, tokens: int) -> None:
         """`request` gives back what is passed once `tokens` of its tokens are computed."""
@@ -109,7 +126,3 @@ class WindowCache(KVCache):
         self.free += self.needed(0, tokens)
         for window in self._layout.windows:
             self.free -= window.freed(request.slid, self.block_size)
-
-    def _most(self, tokens: int) -> int:
-        blocks = self.blocks(tokens)
-        return self._layout.full * blocks + sum(w.tables * min(blocks, w.most) for w in self._layout.windows)

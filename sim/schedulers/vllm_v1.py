@@ -64,7 +64,7 @@ class VllmV1(Scheduler):
         else:
             kv.free -= demand
         if windows is not None:
-            kv.free += windows.given_back(decodes.step)
+            kv.slide_all(windows)
         batch.decodes = decodes.count - len(batch.skipped)
         batch.kv_tokens = decodes.kv_tokens
         if batch.skipped:
@@ -116,6 +116,9 @@ class VllmV1(Scheduler):
         kv, step = state.kv, state.decodes.step
         size = kv.block_size
         budget = self.max_num_batched_tokens
+        slides = None if state.windows is None else state.windows.slides
+        if slides is not None:
+            slides.begin_in_order()
         order = list(state.running.values())
         planned: dict[int, int] = {}  # ticket -> tokens
         i = 0
@@ -155,6 +158,8 @@ class VllmV1(Scheduler):
         if planned:
             for request in batch.skipped:
                 state.decodes.skip(request, step)
+        if slides is not None:
+            slides.end_in_order(bool(planned))
         return budget
 
     def _admit(self, state: State, batch: Batch, budget: int, chunk_limit: int) -> None:
@@ -170,8 +175,10 @@ class VllmV1(Scheduler):
                 if not self.enable_chunked_prefill:
                     break
                 tokens = budget
+            first = found + tokens
             free = kv.free - idle - (watermark if running else 0)
-            if kv.reserved(found, target if self.scheduler_reserve_full_isl else found + tokens) > free:
+            if kv.reserved(found, first, target if self.scheduler_reserve_full_isl else first) > free:
+                batch.untouched_blocks = kv.untouched()
                 break
             state.admit(batch, tokens, found)
             budget -= tokens

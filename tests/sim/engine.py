@@ -96,7 +96,7 @@ def simulate(
 
 def check_cache(kv):
     """At rest: every block is in the queue, none is held, and each registered one is known exactly once."""
-    kv._settle()
+    kv.settle()
     assert sum(run.end - run.start for run in kv._queue) == kv._queued == kv.usable
     assert all(run.start < run.end and not run.holders for run in kv._queue)
     known = [run for runs in kv._runs.values() for run in runs]

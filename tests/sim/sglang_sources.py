@@ -148,13 +148,13 @@ class Tree:
         self.found = self.cache.match_prefix(self.sources.cache.MatchPrefixParams(key=key))
         return self.found.device_indices[:: self.size]
 
-    def idle(self, found):
+    def idle(self, r, n):
         last = self.found.last_device_node
         delta = self.cache.inc_lock_ref(last)
         self.cache.dec_lock_ref(last)
         return -delta // self.size
 
-    def hold(self, r, found):
+    def hold(self, r, n):
         places, last = self.found.device_indices, self.found.last_device_node
         self.cache.inc_lock_ref(last)
         self.pages.rows[r.id] = places

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from calibrate.engine import FrontEndTime
 from servecast.errors import ServecastError
+from sim.hybridcache import HybridCache
 from sim.prefixcache import PrefixCache
 from sim.radixcache import RadixCache
 from sim.schedulers.vllm_v1 import VllmV1
@@ -69,7 +70,7 @@ def same(
         if policy.prefix_tree:
             kv = RadixCache(num_blocks, block_size, content_of(prefix, columns[0], 1).path)
         else:
-            kv = PrefixCache(num_blocks, block_size, content_of(prefix, columns[0], block_size).path, blank_first)
+            kv = cache(num_blocks, block_size, content_of(prefix, columns[0], block_size).path, blank_first, tables)
         for r, tokens in zip(naive, begins, strict=True):
             r.begins = tokens
     naive_engine = oracle(
@@ -134,6 +135,13 @@ def same(
     if patience_s is None:
         check_gaps(sent, naive_engine, steps, log)
     return naive_engine, log
+
+
+def cache(num_blocks, block_size, paths, blank_first, tables):
+    """The prefix cache of layers with these block tables."""
+    if tables.windows:
+        return HybridCache(num_blocks, block_size, paths, blank_first, tables)
+    return PrefixCache(num_blocks, block_size, paths, blank_first)
 
 
 def arriving(request, now):

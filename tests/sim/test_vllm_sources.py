@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sim.hybridcache import HybridCache
 from sim.prefixcache import PrefixCache
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import OpenLoop, Requests
-from sim.windows import Tables, Window
+from sim.windows import ONE, Tables, Window
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.test_oracle import expand
 from tests.sim.test_prefixcache import contents
@@ -104,6 +105,29 @@ def windowed(seed, version, setting, rows):
     return (policy, cost, num_blocks, block_size, asynchronous), tables
 
 
+def hybrid(seed, version, setting, rows):
+    """The setting with layers with windows and a prefix cache, and the block tables: 0.10 has only one kind of window,
+    and whoever has windows alone only one table."""
+    r = random.Random(seed)
+    policy, cost, num_blocks, block_size, asynchronous = setting
+    minor = minor_of(version)
+    in_flight, windows = policy.max_num_batched_tokens * (1 + (asynchronous and minor >= 32)), []
+    full = r.choice([0, 1, 1, 1, 2])
+    for _ in range(r.choice([1, 1, 2]) if full and minor > 10 else 1):
+        chunked = full > 0 and minor > 10 and r.random() < 0.4
+        size = block_size * r.choice([1, 2, r.randint(1, 8)]) if chunked else r.choice([2, 3, r.randint(2, 24), 64])
+        windows.append(
+            Window(size, chunked, r.randint(1, 3) if full else 1, bound(size, chunked, block_size, in_flight))
+        )
+    admission = "step" if not policy.scheduler_reserve_full_isl else "window" if minor >= 24 else "prompt"
+    tables = Tables(full, tuple(windows), admission, minor >= 32 and asynchronous, minor >= 32)
+    longest = max(prompt + output for _, prompt, output, *_ in rows)
+    spare = r.choice([0, 1, 2, r.randint(0, 10), r.randint(0, 60), 1000])
+    num_blocks = 1 + tables.count * -(-longest // block_size) + spare
+    cost = replace(cost, windows=tuple(r.choice([0.0, 0.001]) for _ in windows))
+    return (policy, cost, num_blocks, block_size, asynchronous), tables
+
+
 def main(version):
     from tests.sim.vllm_sources import Vllm
 
@@ -119,11 +143,15 @@ def main(version):
         prefix, begins = shared(seed, rows)
         paths = content_of(prefix, columns[1], setting[3]).path
         cache = PrefixCache(setting[2], setting[3], paths, minor_of(version) >= 24)
-        for kv, same in ((None, None), (cache, begins)):
-            theirs, steps = vllm.run(*setting, rows, same)
+        sliding, kinds = hybrid(seed, version, setting, rows)
+        slides = HybridCache(sliding[2], sliding[3], paths, minor_of(version) >= 24, kinds)
+        for options, kv, same, tables in (
+            (setting, None, None, ONE), (setting, cache, begins, ONE), (sliding, slides, begins, kinds)
+        ):  # fmt: skip
+            theirs, steps = vllm.run(*options, rows, same, tables)
             source = OpenLoop(columns[0].astype(float), Requests(*columns[1:4], None, columns[4]))
-            preemptions += compare(seed, theirs, steps, simulate(*setting, source, kv=kv)[1])
-        hits += sum(r.cached > 0 for r in theirs)
+            preemptions += compare(seed, theirs, steps, simulate(*options, source, kv=kv, tables=tables)[1])
+            hits += sum(r.cached > 0 for r in theirs)
     print(f"vLLM {version}: {CASES} cases equal, hits {hits}, preemptions {preemptions}")
 
 

@@ -262,12 +262,17 @@ class Vllm:
         self.newest = (root / "vllm/config/watermarking.py").exists()  # 0.32: its loop fills the batch queue earlier
         sys.meta_path.insert(0, _Stage(root))
         self._put("vllm.v1.request", Request=VllmRequest, RequestStatus=Status, StreamingUpdate=MagicMock())
-        numbers = {"cdiv": lambda a, b: -(-a // b), "round_up": lambda a, b: -(-a // b) * b}
+        numbers = {
+            "cdiv": lambda a, b: -(-a // b),
+            "round_up": lambda a, b: -(-a // b) * b,
+            "round_down": lambda a, b: a // b * b,
+        }  # fmt: skip
         self._put("vllm.utils.math_utils", **numbers)
         importlib.import_module("vllm.utils").cdiv = numbers["cdiv"]  # where 0.10 has it
         self._put("vllm.v1.kv_cache_interface")
         interface = sys.modules["vllm.v1.kv_cache_interface"]
         interface.__getattr__ = functools.cache(lambda name: type(name, (Spec,), {}))
+        interface.iter_layer_specs = lambda spec: (spec,)  # 0.32 asks it
         self._put("vllm._bc_linter", bc_linter_include=lambda c: c, bc_linter_skip=lambda c: c)
         self._put("vllm.v1.utils", record_function_or_nullcontext=lambda name: contextlib.nullcontext())
         importlib.import_module("vllm").bc_linter_include = lambda c: c
@@ -299,13 +304,14 @@ class Vllm:
             "attention_chunk_size": None, "storage_block_size": block_size, "page_size_bytes": 1,
             "extra_retained_tokens": 0, "prefix_replay_tokens": 0,
         }  # fmt: skip
-        specs = [interface.FullAttentionSpec(**facts)] * tables.full
+        full, specs = interface.FullAttentionSpec(**facts), []
         for window in tables.windows:
             kind = interface.ChunkedLocalAttentionSpec if window.chunked else interface.SlidingWindowSpec
             facts["attention_chunk_size" if window.chunked else "sliding_window"] = window.size
             spec = kind(**facts)
             spec.max_admission_blocks_per_request = lambda most=window.most, **_: most
             specs += [spec] * window.tables
+        specs += [full] * tables.full
         groups = [
             types.SimpleNamespace(
                 kv_cache_spec=spec, is_eagle_group=False, layer_names=[], role=None, enable_caching=caching
@@ -314,7 +320,7 @@ class Vllm:
         ]
         config = types.SimpleNamespace(
             num_blocks=num_blocks, kv_cache_groups=groups, has_mamba_layers=False, kv_cache_tensors=[],
-            needs_kv_cache_zeroing=False, prefix_cache_retention_interval=None,
+            needs_kv_cache_zeroing=False, prefix_cache_retention_interval=0 if tables.keeps_ends else None,
         )  # fmt: skip
         known = inspect.signature(self.manager).parameters
         options = {"hash_block_size": block_size, "scheduler_block_size": block_size, "enable_caching": caching,

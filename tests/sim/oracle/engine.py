@@ -66,7 +66,7 @@ class Oracle:
         `reserve` tokens."""
         r = self.waiting.popleft()
         r.reserved = reserve
-        self.kv.hold(r, found)
+        self.kv.hold(r, len(found))
         r.computed = len(found) * self.size
         r.cached = r.computed if r.cached is None else r.cached
         self.running.append(r)

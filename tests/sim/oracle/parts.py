@@ -8,7 +8,8 @@ from math import inf
 
 
 class Blocks:
-    """Physical blocks: the queue of free ones, who holds each, and what the registered ones hold, all before included.
+    """Physical blocks: the queue of free ones, who holds each, and of which table and what tokens, from the first on, a
+    registered one holds the last.
 
     `caching` False: nothing is registered. `blank_first`: given back unregistered, they go to the front of the queue.
     Requests hold a list of blocks for each of their layers' `tables`; None is a block that was passed by its window.
@@ -16,8 +17,8 @@ class Blocks:
 
     def __init__(self, num_blocks, size, caching, blank_first, tables):
         self.size, self.caching, self.blank_first = size, caching, blank_first
-        self.kinds = [None] * tables.full + [w for w in tables.windows for _ in range(w.tables)]
-        self.late = tables.late
+        self.kinds = [w for w in tables.windows for _ in range(w.tables)] + [None] * tables.full
+        self.late, self.keeps_ends = tables.late, tables.keeps_ends
         self.queue = deque(range(1, num_blocks))
         self.holders = [0] * num_blocks
         self.content = [None] * num_blocks
@@ -36,39 +37,53 @@ class Blocks:
         return self.total - self.free
 
     def find(self, r):
-        """The blocks of the longest known beginning of what `r` has to compute, less its last token."""
-        found = []
-        while self.caching and (len(found) + 1) * self.size < r.prompt + r.out:
-            content = tuple(r.tokens()[: (len(found) + 1) * self.size])
-            block = next((b for b in self.order if self.content[b] == content), None)
-            if block is None:
-                break
-            found.append(block)
+        """The blocks of the longest known beginning of what `r` has to compute, less its last token: those of the first
+        table, None where its window has passed. In all tables what the next token reads must be known."""
+        most, oldest = (r.prompt + r.out - 1) // self.size if self.caching else 0, self.oldest()
+        found = next(rows[0] for n in range(most, -1, -1) if (rows := self.known(r, n, oldest)) is not None)
+        if None in self.kinds:
+            most = next(n for n in range(most, -1, -1) if self.known(r, n, oldest, windows=False) is not None)
+            r.junction = most if most > len(found) else 0
         return found
 
-    def idle(self, found):
-        """How many of the blocks that were found nobody holds."""
-        return sum(not self.holders[b] for b in found)
+    def oldest(self):
+        """Of equal registered blocks, the oldest."""
+        return {self.content[b]: b for b in reversed(self.order)}
 
-    def hold(self, r, found):
-        for b in found:
+    def known(self, r, n, oldest, windows=True):
+        """For each table the blocks that `r` needs of its first `n`; None if any is lost."""
+        rows = []
+        for table, window in enumerate(self.kinds):
+            if window is not None and not windows:
+                continue
+            passed = unread(window, n * self.size) // self.size
+            rows.append([None] * passed)
+            for i in range(passed, n):
+                b = oldest.get((table, r.name(i, self.size)))
+                if b is None:
+                    return None
+                rows[-1].append(b)
+        return rows
+
+    def idle(self, r, n):
+        """How many of the blocks that `r` finds for its first `n` are free, though not for others."""
+        return sum(b is not None and not self.holders[b] for row in self.known(r, n, self.oldest()) for b in row)
+
+    def hold(self, r, n):
+        r.tables = self.known(r, n, self.oldest())
+        for b in (b for row in r.tables for b in row if b is not None):
             if not self.holders[b]:
                 self.queue.remove(b)
             self.holders[b] += 1
-        r.tables = [list(found), *([] for _ in self.kinds[1:])]
 
     def slide(self, r):
         """`r` gives back what none of its windows reaches any more."""
         computed = r.computed - (r.in_flight if self.late else 0)
         for window, blocks in zip(self.kinds, r.tables, strict=True):
-            if window is not None and window.chunked:
-                unread = computed // window.size * window.size
-            else:
-                unread = 0 if window is None else computed - window.size + 1
-            for i in range(max(unread, 0) // self.size):
-                if blocks[i] is not None:
-                    self.drop([blocks[i]])
-                    blocks[i] = None
+            passed = [i for i in range(unread(window, computed) // self.size) if blocks[i] is not None]
+            self.drop([blocks[i] for i in reversed(passed)])
+            for i in passed:
+                blocks[i] = None
 
     def need(self, r, tokens):
         """How many blocks `r` lacks to compute up to `tokens` tokens."""
@@ -86,11 +101,18 @@ class Blocks:
                 blocks.append(b)
 
     def register(self, r, tokens):
-        for i in range(tokens // self.size if self.caching else 0):
-            b = r.tables[0][i]
-            if self.content[b] is None:
-                self.content[b] = tuple(r.tokens()[: (i + 1) * self.size])
-                self.order.append(b)
+        for table, blocks in enumerate(r.tables if self.caching else ()):
+            for i, b in enumerate(blocks[: tokens // self.size]):
+                if b is not None and self.content[b] is None and self.kept(r, self.kinds[table], i):
+                    self.content[b] = table, r.name(i, self.size)
+                    self.order.append(b)
+
+    def kept(self, r, window, i):
+        """Whether others can find the `i`-th block of `r` in a table with that `window`."""
+        if not self.keeps_ends or window is None or window.chunked:
+            return True
+        reads = -(-(window.size - 1) // self.size)
+        return any(end - reads <= i < end for end in ((r.prompt - 1) // self.size, r.junction))
 
     def keep(self, r, tokens):
         """The first `tokens` tokens of `r` have been computed: registered they are."""
@@ -117,6 +139,13 @@ class Blocks:
         self.queue.extendleft(reversed(blank))
 
 
+def unread(window, computed):
+    """The tokens, from the first on, that nobody reads any more once `computed` are computed; `window` None: none."""
+    if window is None:
+        return 0
+    return computed // window.size * window.size if window.chunked else max(0, computed - window.size + 1)
+
+
 @dataclass(eq=False)
 class Naive:
     id: int
@@ -140,7 +169,16 @@ class Naive:
     begins: list[object] = field(default_factory=list)  # tokens that its prompt begins with; the others are its own
     tables: list[list[int | None]] = field(default_factory=list)  # of blocks
     in_flight: int = 0  # tokens of steps that are not over
+    names: list[int] = field(default_factory=list)  # of its full blocks, each with all before it
+    junction: int = 0  # blocks known to layers without windows when it was looked up last, if that was more than all
     cached: int | None = None  # tokens found when it was first admitted
+
+    def name(self, i, size):
+        """Of what its `i`-th block and all before it hold."""
+        while len(self.names) <= i:
+            start = len(self.names) * size
+            self.names.append(hash((*self.names[-1:], *self.tokens()[start : start + size])))
+        return self.names[i]
 
     def tokens(self):
         """All that are known: what the prompt begins with, then its own."""

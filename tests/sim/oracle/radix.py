@@ -86,12 +86,12 @@ class Radix:
         self.found = self.match(self.key(r, r.prompt + r.out - 1))
         return self.pages(self.found)
 
-    def idle(self, found):
-        return len(found) - sum(len(node.pages) for node in self.found.way if node in self.locked)
+    def idle(self, r, n):
+        return n - sum(len(node.pages) for node in self.found.way if node in self.locked)
 
-    def hold(self, r, found):
-        self.last[r] = self.found if found else self.root
-        r.tables = [list(found)]
+    def hold(self, r, n):
+        self.last[r] = self.found if n else self.root
+        r.tables = [list(self.pages(self.found))[:n]]
 
     def take(self, r):
         self.asked.append(r)

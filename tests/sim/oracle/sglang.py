@@ -96,7 +96,7 @@ class Sglang(Oracle):
         found = self.kv.find(r)
         n = r.prompt + r.out - len(found) * self.size
         total = n + min(max(r.cap - r.out, 0), CLIP)
-        locked = self.kv.idle(found) * self.size
+        locked = self.kv.idle(r, len(found)) * self.size
         if total >= self.rem_total:
             return "no token"
         if self.blocks(n) * self.size >= self.rem_input and batch:

@@ -80,6 +80,6 @@ class VllmV0(Oracle):
                 break
             self.copied += self.blocks(r.computed)
             self.running.append(self.swapped.pop(0))
-            self.kv.hold(r, [])
+            self.kv.hold(r, 0)
             batch.append(self.schedule(r, 1))
         return batch

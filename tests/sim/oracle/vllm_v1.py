@@ -45,18 +45,19 @@ class VllmV1(Oracle):
             if n > budget and not p.enable_chunked_prefill:
                 break
             n = min(n, budget)
-            idle = sum(not self.kv.holders[b] for b in found)  # they are free, but not for others
             last = r.prompt + r.out if p.scheduler_reserve_full_isl else cached + n
+            needed = max(self.reserved(last, len(found)), self.tables.count * (self.blocks(cached + n) - len(found)))
             spare = int(p.watermark * (self.total + 1)) if self.running else 0
-            if self.reserved(last) - len(found) + idle + spare > self.free:
+            if needed + self.kv.idle(r, len(found)) + spare > self.free:
                 break
             budget -= n
             batch.append(self.admit(n, found))
         return batch
 
-    def reserved(self, last):
-        """The blocks of a sequence of `last` tokens that must be free, or found, to admit it."""
+    def reserved(self, last, found):
+        """The blocks that must be free to admit a sequence of `last` tokens, of which `found` blocks are known."""
         windows, blocks = self.tables.windows, self.blocks(last)
         if self.tables.admission == "window":
-            return self.tables.full * blocks + sum(w.tables * min(blocks, w.most) for w in windows)
-        return self.tables.count * blocks
+            most = [blocks] * self.tables.full + [min(blocks, w.most) for w in windows for _ in range(w.tables)]
+            return sum(max(0, n - found) for n in most)
+        return self.tables.count * (blocks - found)
