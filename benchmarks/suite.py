@@ -117,7 +117,8 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "windows", {"model": hybrid, "workload": generated(20_000, 0.8 * saturation(256, engine, hybrid))}
     shared = {"workload": {"mix": "agent", "num_sessions": 600}}
     yield "shared prefixes", shared
-    yield "the same, SGLang", shared | {"engine": OTHERS["SGLang"]}
+    yield "shared, windows", shared | {"model": hybrid}
+    yield "shared, SGLang", shared | {"engine": OTHERS["SGLang"]}
     for engine in POLICIES:
         name = engine["preset"] + " chunked" * ("enable_chunked_prefill" in engine)
         yield name, {"engine": engine, "workload": generated(5_000, 0.8 * saturation(256, engine))}

@@ -24,7 +24,7 @@ KINDS: tuple[Kind, Kind] = ("window", "chunk")
 
 
 NO_RULES = {"even_below": 1.5, "frees_chunks": True, "batches_in_flight": 1, "caps_admission": False,
-            "caches_states": False}  # fmt: skip
+            "caches_states": False, "keeps_ends": False}  # fmt: skip
 """Of engines of which no model with windows is simulated: all layers are alike, and the rules say nothing."""
 
 
@@ -33,13 +33,16 @@ class KVRules:
     """What differs between versions: groups take the larger of two layer counts where it is below `even_below` times
     the smaller; `frees_chunks`: chunked layers give old chunks back; `batches_in_flight`: batches whose tokens a window
     must hold beside itself when the engine schedules asynchronously; `caps_admission`: an admission reserves no more
-    than a window can hold; `caches_states`: prefix caching is on by default where layers keep states."""
+    than a window can hold; `caches_states`: prefix caching is on by default where layers keep states; `keeps_ends`: a
+    prefix cache keeps of a sliding window only what is read at the end of a prompt, and of what prompts share
+    (`prefix_cache_retention_interval` 0, the default of vllm/config/cache.py)."""
 
     even_below: float
     frees_chunks: bool
     batches_in_flight: int
     caps_admission: bool
     caches_states: bool
+    keeps_ends: bool
 
     @property
     def keeps_in_flight(self) -> bool:

@@ -75,14 +75,10 @@ def memory_facts(plan: MemoryPlan) -> dict[str, Any]:
 
 
 def _cache_notes(setup: Setup) -> list[str]:
-    engines = [pool.engine for pool in setup.pools]
-    notes = []
-    if any(engine.sources.get("enable_prefix_caching", "").startswith("off") for engine in engines):
-        notes.append("prefix caching is off: it is not simulated for models whose layers have windows")
-    if any(engine.enable_prefix_caching for engine in engines) and setup.requests.trace.prefix is None:
-        found = "preempted requests" + ("" if setup.requests.trace.samples is None else ", and other samples,")
-        notes.append(f"prefix caching is on, but nobody knows what prompts share here: only {found} are found again")
-    return notes
+    if setup.requests.trace.prefix is not None or not any(pool.engine.enable_prefix_caching for pool in setup.pools):
+        return []
+    found = "preempted requests" + ("" if setup.requests.trace.samples is None else ", and other samples,")
+    return [f"prefix caching is on, but nobody knows what prompts share here: only {found} are found again"]
 
 
 def _own_notes(setup: Setup, index: int) -> list[str]:

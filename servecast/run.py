@@ -18,6 +18,7 @@ from servecast.scenario import Scenario
 from servecast.setup import Setup, set_up
 from sim.cluster import Cluster, Pool, Routing
 from sim.deployment import Classes, Deployment, PoolFacts
+from sim.hybridcache import HybridCache
 from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
 from sim.radixcache import RadixCache
@@ -184,14 +185,15 @@ def tables_of(pool: PoolSetup) -> Tables:
         windows=tuple(windows),
         admission="step" if not whole else "window" if rules.caps_admission else "prompt",
         late=rules.keeps_in_flight and engine.async_scheduling,
+        keeps_ends=rules.keeps_ends,
     )
 
 
 def _cache(setup: Setup, pool: PoolSetup, tables: Tables) -> Callable[[int, int], KVCache]:
     """What makes a replica's KV cache; prefix caches all have the same content in common."""
     trace, engine = setup.requests.trace, pool.engine
+    slides = any(window.tables for window in tables.windows)
     if not engine.enable_prefix_caching:
-        slides = any(window.tables for window in tables.windows)
         return partial(WindowCache, tables=tables) if slides else pool.scheduler.cache
     tree = pool.scheduler.prefix_tree
     size = 1 if tree else engine.block_size  # a tree looks at pages, but its queue at tokens
@@ -199,4 +201,5 @@ def _cache(setup: Setup, pool: PoolSetup, tables: Tables) -> Callable[[int, int]
     paths = known if trace.samples is None else shared_prompts(known, trace.prompt_tokens, trace.samples, size)
     if tree:
         return lambda num_blocks, block_size: RadixCache(num_blocks, block_size, paths)
-    return lambda num_blocks, block_size: PrefixCache(num_blocks, block_size, paths, engine.blank_blocks_first)
+    cache = partial(HybridCache, tables=tables) if slides else PrefixCache
+    return lambda num_blocks, block_size: cache(num_blocks, block_size, paths, engine.blank_blocks_first)

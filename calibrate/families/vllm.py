@@ -51,14 +51,6 @@ def resolve(
     _batch_defaults(chosen, gpu, preset)
     if problems := _startup_checks(values, preset, model):
         raise ServecastError(*problems)
-    if values["enable_prefix_caching"] and _slides(model, values, preset):
-        if chosen.sources["enable_prefix_caching"] == "user":
-            raise ServecastError(
-                f"engine.enable_prefix_caching: a prefix cache that drops what windows have passed, as {model.name}'s "
-                "does, is not simulated yet; set it to false, or disable_hybrid_kv_cache_manager to true"
-            )
-        values["enable_prefix_caching"] = False
-        chosen.sources["enable_prefix_caching"] = "off: not simulated for models with windows"
     eager = values["enforce_eager"]
     return {name: values[name] for name in SAME} | {
         "policy": {name: values[name] for name in (V0_POLICY if v0 else POLICY)}
@@ -74,14 +66,6 @@ def resolve(
         "graphs": _graphs(values, preset["graph"], gpu),
         "cuda_graph_bytes": 0 if eager else round(preset["cuda_graph_gib"] * GIB),
     }
-
-
-def _slides(model: ModelSpec, values: Mapping[str, Any], preset: Mapping[str, Any]) -> bool:
-    """Whether blocks come back while sequences grow: some layers have windows that bind, and the engine frees these."""
-    frees = preset["kv_groups"]["frees_chunks"]
-    windows = [w for w in model.windows if w.size < values["max_model_len"] and (frees or not w.chunked)]
-    everywhere = sum(window.layers for window in windows) == model.attention_layers
-    return bool(windows) and (everywhere or not values["disable_hybrid_kv_cache_manager"])
 
 
 def _graphs(values: Mapping[str, Any], rule: Mapping[str, int], gpu: Gpu) -> dict[str, Any]:

@@ -90,24 +90,12 @@ def test_windows_of_other_engines_are_refused() -> None:
     checked_windows(served(load_model("llama-3-8b"), other), other)
 
 
-def test_a_prefix_cache_that_slides_is_off_or_refused() -> None:
-    """Where nothing slides it stays on: no window binds, all tokens are kept, or the version keeps chunks."""
-
-    def caches(model: str, preset: str = "vllm-0.19", **options: object) -> bool:
-        return resolve_engine(
-            {"preset": preset, **options}, load_gpu("h100-sxm"), load_model(model)
-        ).enable_prefix_caching
-
-    assert not caches("gpt-oss-20b")
-    assert not caches("llama-4-scout", max_model_len=9000)
-    assert caches("llama-4-scout", max_model_len=8192)
-    assert caches("llama-4-scout", "vllm-0.10", max_model_len=9000)
-    assert caches("gpt-oss-20b", disable_hybrid_kv_cache_manager=True)
-    assert not caches("mistral-7b-v0.1", disable_hybrid_kv_cache_manager=True), "it has no other layers"
-    with pytest.raises(ServecastError, match=r"engine\.enable_prefix_caching: .* set it to false, or disable_hybrid"):
-        caches("gpt-oss-20b", enable_prefix_caching=True)
+@pytest.mark.parametrize("preset", ["vllm-0.10", "vllm-0.32"])
+def test_prefixes_of_windows_are_cached_by_default(preset: str) -> None:
+    for model in ("gpt-oss-20b", "llama-4-scout", "mistral-7b-v0.1"):
+        assert resolve_engine({"preset": preset}, load_gpu("h100-sxm"), load_model(model)).enable_prefix_caching
     with pytest.raises(ServecastError, match=r"disable_hybrid_kv_cache_manager is 1; expected true or false"):
-        caches("gpt-oss-20b", disable_hybrid_kv_cache_manager=1)
+        serve("gpt-oss-20b", preset=preset, disable_hybrid_kv_cache_manager=1)
 
 
 def test_blocks_of_windows() -> None:

@@ -127,6 +127,18 @@ def test_what_prompts_share_is_found() -> None:
     assert off.summary()["mean_ttft_ms"] > s["mean_ttft_ms"]
 
 
+@pytest.mark.parametrize("preset", ["vllm-0.24", "vllm-0.32"])
+def test_what_prompts_share_is_found_beyond_windows(preset: str) -> None:
+    """Nearly as much as without the hybrid manager, where all is kept; 0.32 keeps only ends, where sessions go on."""
+    windows = (*AGENTS, "model=gpt-oss-20b", f"engine.preset={preset}")
+    result = simulate(load_scenario(QUICKSTART, windows))
+    everything = simulate(load_scenario(QUICKSTART, (*windows, "engine.disable_hybrid_kv_cache_manager=true")))
+    hybrid, whole = (check(r)["prefix_cache_hit_rate"] for r in (result, everything))
+    assert whole > 0.8
+    assert hybrid == whole if preset == "vllm-0.24" else 0.9 * whole < hybrid < whole
+    assert result.manifest["notes"] == everything.manifest["notes"]
+
+
 def test_a_workload_that_does_not_say_what_prompts_share(saved: tuple[Result, Path]) -> None:
     assert saved[0].summary()["prefix_cache_hit_rate"] == 0
     assert any("nobody knows what prompts share" in note for note in saved[0].manifest["notes"])
