@@ -96,9 +96,8 @@ class Replica:
     @property
     def in_flight(self) -> int:
         """Requests that are waiting or running."""
-        state = self.state
-        held = len(state.waiting) + len(state.swapped) + len(self._incoming) + len(state.running)
-        return held - len(self._ended) - len(self._cancelled)
+        queues = (self.state.waiting, self.state.swapped, self._incoming, self.state.running)
+        return sum(map(len, queues)) - len(self._ended) - len(self._cancelled)
 
     def submit(self, request: Request) -> None:
         """A request gets to the engine now. One that can never be served is rejected: logged, with the reason."""
@@ -137,8 +136,7 @@ class Replica:
     def record_unfinished(self, now: float) -> None:
         """The run is stopped at `now`: log the requests that are still waiting or running."""
         done = bisect_right(self._ends_s, now) if self.batch is not None else 0
-        state = self.state
-        for request in (*state.running.values(), *state.waiting, *state.swapped, *self._incoming):
+        for request in (*self.state.running.values(), *self.state.waiting, *self.state.swapped, *self._incoming):
             if not request.over:
                 received = self._received(request, done)
                 request.outcome = UNFINISHED
@@ -161,8 +159,7 @@ class Replica:
         single = False  # the next plan knows more than this one did, so this is a run of one step
         if self._ended or self._incoming or self._cancelled or self._prompts:
             single = self._catch_up(batch)
-        lost: list[Request] = []
-        copied = 0
+        lost, copied = list[Request](), 0
         self._left_out(batch)
         while batch.empty and (single or batch.preempted):  # an empty step takes no time
             lost += batch.preempted
@@ -199,9 +196,8 @@ class Replica:
         self._waiting = len(state.waiting) + len(state.swapped)
         if line is None:
             step_s = self._cost.step_s(chunks, decodes, batch.kv_tokens, batch.seen)
-            if copied:  # on the stream of the step's kernels, before them
-                step_s += self._cost.swap_block_s * copied
-            self._ends_s = (now + step_s,)
+            swap_s = self._cost.swap_block_s * copied if copied else 0.0  # on the stream of the kernels, before them
+            self._ends_s = (now + (step_s + swap_s),)
             self._interruptible = False
         else:
             if batch.seen:

@@ -57,7 +57,7 @@ class Slides:
                 after = window.size - 1 - request.kv_offset + late
                 steps.update(block * size + after for block in range(begin + 1, self._cache.found_up_to(request) + 1))
         for step in steps:
-            if step >= request.joined:
+            if request.joined <= step <= request.joined + request.max_tokens:
                 self.apart(step, request)
         phase = -request.kv_offset % size
         insort(self._takers[phase], request.ticket)
