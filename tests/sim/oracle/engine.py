@@ -97,9 +97,8 @@ class Oracle:
         self.kv.give_back(r)
         next(queue for queue in (self.running, self.waiting, self.swapped) if r in queue).remove(r)
 
-    def in_order(self, batch):
-        """The entries of a step as they end: in order of admission."""
-        place = {r.id: i for i, r in enumerate(self.running)}
+    def in_order(self, batch, place):
+        """The entries of a step as they end: in order of admission, `place`, when it was planned."""
         return sorted(batch, key=lambda entry: place.get(entry[0].id, -1))
 
     def arrive(self, arrivals, front, t):
@@ -119,7 +118,7 @@ class Oracle:
     def run(self, requests, follow_up=lambda r, now: None):
         """`requests` in order of arrival; `follow_up(r, now)` is asked for one more whenever one is finished."""
         arrivals, front, fresh, flight, t, everyone = deque(requests), deque(), [], deque(), 0.0, list(requests)
-        used = deque()  # blocks, by batch in flight
+        used, places = deque(), deque()  # by batch in flight: blocks; who runs in which place
         while True:
             self.arrive(arrivals, front, t)
             preempted = self.preemptions
@@ -130,6 +129,7 @@ class Oracle:
                     break
                 flight.append(batch)
                 used.append(self.kv.used)
+                places.append({r.id: i for i, r in enumerate(self.running)})
             self.queue(fresh)
             if not flight:
                 if fresh or self.preemptions > preempted:  # an empty plan that made room: the next one may use it
@@ -154,7 +154,7 @@ class Oracle:
             for r in sorted(gone, key=lambda r: (r.gives_up_s, r.arrival_s, r.id)):
                 r.done, r.cancelled_s = True, r.gives_up_s
                 self.leave(r)
-            for r, n, before, decode, yields, preemptions in self.in_order(batch):
+            for r, n, before, decode, yields, preemptions in self.in_order(batch, places.popleft()):
                 r.in_flight -= n
                 r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
                 if not yields or r.done:

@@ -25,7 +25,7 @@ class Sglang(Oracle):
     def left(self, r):
         return r.prompt + r.out + r.placeholders - r.computed
 
-    def in_order(self, batch):
+    def in_order(self, batch, place):
         return batch
 
     @property
