@@ -126,7 +126,11 @@ def _pools(summary: Mapping[str, Any]) -> str:
     if not (pools := summary.get("pools")):
         return ""
     head = ("pool", *words.POOL_COLUMNS)
-    return "<h2>Pools</h2>" + _table(head, [(name, *words.pool_row(s)) for name, s in pools.items()])
+    table = "<h2>Pools</h2>" + _table(head, [(name, *words.pool_row(s)) for name, s in pools.items()])
+    if not (handed := summary.get("handed_over")):
+        return table
+    stages = _table(("", "mean", "p50", "p90", "p99"), [(name, *cells) for name, cells in words.stage_rows(handed)])
+    return f"{table}<p>{escape(words.handed_over(handed))}</p>{stages}"
 
 
 def _figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:

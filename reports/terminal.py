@@ -60,6 +60,14 @@ def print_summary(result: Result, console: Console) -> None:
                 table.add_row(Text(name), *row(one))
             console.print(table)
             console.print()
+    if handed := s.get("handed_over"):
+        stages = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for column in ("", "mean", "p50", "p90", "p99"):
+            stages.add_column(column, justify="right" if column else "left")
+        for name, cells in words.stage_rows(handed):
+            stages.add_row(name, *cells)
+        console.print(Text(words.handed_over(handed)), stages, sep="\n")
+        console.print()
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(no_wrap=True)
     facts.add_column()

@@ -160,13 +160,14 @@ def title(result: Result) -> str:
 
 
 def setup(result: Result) -> str:
-    """What ran, in one line: `llama-3.1-8b on 2 x h100-sxm (2 replicas), vllm-0.19`; one pool after another."""
-    pools = result.manifest.get("pools") or []
-    parts = []
-    for facts, pool in zip(pools, result.deployment.pools, strict=False):
-        replicas = f" ({pool.replicas} replicas)" if pool.replicas > 1 else ""
-        parts.append(f"{facts['model']} on {pool.replicas * pool.gpus} x {facts['gpu']}{replicas}, {facts['engine']}")
-    return "; ".join(parts)
+    """What ran, in one line: `llama-3.1-8b on 2 x h100-sxm (2 replicas), vllm-0.19`; pools that serve one model alike
+    together."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for facts, pool in zip(result.manifest.get("pools") or [], result.deployment.pools, strict=False):
+        said = [f"{pool.replicas} replicas"] * (pool.replicas > 1) + [pool.role] * (pool.role != "unified")
+        where = f"{pool.replicas * pool.gpus} x {facts['gpu']}" + (f" ({', '.join(said)})" if said else "")
+        places.setdefault((facts["model"], facts["engine"]), []).append(where)
+    return "; ".join(f"{model} on {' + '.join(where)}, {engine}" for (model, engine), where in places.items())
 
 
 def verdict(result: Result) -> tuple[str, str]:
@@ -226,23 +227,27 @@ def notes(result: Result) -> list[str]:
 
 
 def pricing(result: Result) -> list[str]:
-    """How the steps were priced and how far to trust that: a sentence, or one a pool that differs."""
-    costs: dict[str, list[str]] = {}
+    """How the steps were priced and how far to trust that: a sentence for pools that were priced alike."""
+    alike: dict[str, list[Mapping[str, Any]]] = {}
     pools = result.manifest.get("pools") or []
     for pool in pools:
-        costs.setdefault(priced(pool["cost"]), []).append(pool["name"])
-    return [said if len(costs) == 1 else f"{', '.join(names)}: {said}" for said, names in costs.items()]
+        alike.setdefault(_priced(pool["cost"]), []).append(pool)
+    found = []
+    for said, these in alike.items():
+        whose = "" if len(alike) == 1 else f"{', '.join(pool['name'] for pool in these)}: "
+        lost = [(pool["name"], text) for pool in these for text in outside(pool["cost"])]
+        more = [text if len(pools) == 1 else f"{text[:-1]} ({name})." for name, text in lost]
+        found.append(" ".join([whose + said, *more]))
+    return found
 
 
-def priced(cost: Mapping[str, Any]) -> str:
-    """How steps of one cost model were priced."""
+def _priced(cost: Mapping[str, Any]) -> str:
     kinds = {
         "datasheet": "a roofline from the GPU's datasheet with stated efficiencies",
         "profile": f"the kernel profile of {cost.get('gpu')}",
     }
     kind = str(cost.get("kind", "an unnamed cost model"))
-    said = f"Step times: {kinds.get(kind, kind)}. Accuracy: {cost.get('accuracy', 'not yet validated')}."
-    return " ".join([said, *outside(cost)])
+    return f"Step times: {kinds.get(kind, kind)}. Accuracy: {cost.get('accuracy', 'not yet validated')}."
 
 
 def outside(cost: Mapping[str, Any]) -> list[str]:
@@ -282,3 +287,30 @@ def pool_row(summary: Mapping[str, Any]) -> tuple[str, ...]:
         percent(summary["busy_fraction"]),
         percent(summary["kv_peak_fraction"]),
     )
+
+
+STAGES = {
+    "queue": "waiting for the prefill side",
+    "prefill": "prefill",
+    "decode_queue": "waiting for the decode side",
+    "link_queue": "waiting for hosts and links",
+    "transfer": "KV on the links",
+    "first_decode": "first step of the decode side",
+}
+"""Where the time until the first token goes where prefill and decode are apart, and the end of each one's keys."""
+
+
+def stage_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """(stage with its unit, [mean, p50, p90, p99]) of the requests that were handed over."""
+    rows = []
+    for stage, name in STAGES.items():
+        if f"mean_{stage}_ms" in summary:
+            unit, values = latency_row(summary, f"{stage}_ms")
+            rows.append((f"{name} ({unit})", values))
+    return rows
+
+
+def handed_over(summary: Mapping[str, Any]) -> str:
+    """How many requests were handed over, and what moved."""
+    moved = f"{quantity(summary['bytes'] / summary['requests'] / 1e6)} MB each"
+    return f"{requests(summary['requests'])} were handed over from prefill to decode, {moved}; until the first token:"

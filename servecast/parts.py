@@ -36,7 +36,9 @@ def known(load: Callable[[str], object]) -> AfterValidator:
         try:
             load(word)
         except ServecastError as error:
-            raise MistakeError(f": {re.sub('^(gpu|model|mix): ', '', p)}" for p in error.problems) from None
+            raise MistakeError(
+                f": {re.sub('^(gpu|model|mix|link|connector): ', '', p)}" for p in error.problems
+            ) from None
         return word
 
     return AfterValidator(check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from calibrate.cost import CompiledCost, StepCost, compile_cost
 from calibrate.engine import EngineSpec, resolve_engine
@@ -37,6 +37,7 @@ class PoolSetup:
     """A pool with everything resolved: `replicas` engines, alike."""
 
     name: str
+    role: Literal["unified", "prefill", "decode"]
     weight: float
     replicas: int
     serves: str  # the model, as the scenario calls it
@@ -102,7 +103,7 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
         cost = replace(cost, swap_block_s=swap_block_s(model, gpu, memory))
     name = scenario.cluster.names[index]
     return PoolSetup(
-        name, part.weight, part.replicas, word, model, gpu, layout, engine, memory, prices, cost, scheduler
+        name, part.role, part.weight, part.replicas, word, model, gpu, layout, engine, memory, prices, cost, scheduler
     )
 
 

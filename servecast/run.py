@@ -91,6 +91,7 @@ def _facts(pool: PoolSetup) -> PoolFacts:
         block_size=memory.block_size,
         kv_bytes_per_token=memory.kv_bytes_per_token,
         prefix_caching=pool.engine.enable_prefix_caching,
+        role=pool.role,
     )  # fmt: skip
 
 
@@ -128,18 +129,25 @@ def _classes(setup: Setup) -> Classes | None:
 def _routing(setup: Setup) -> Routing:
     cluster = setup.scenario.cluster
     kind, parameters = cluster.router["kind"], {k: v for k, v in cluster.router.items() if k != "kind"}
-    return Routing(kind, parameters, cluster.router_stale, setup.scenario.seed, _known(setup, kind), _asks(setup))
+    return Routing(
+        kind,
+        parameters,
+        cluster.router_stale,
+        setup.scenario.seed,
+        _known(setup),
+        _asks(setup),
+        setup.split,
+    )
 
 
-def _known(setup: Setup, router: str) -> Known:
-    """What a gateway with that router looks at in requests."""
-    trace = setup.requests.trace
-    if router == "prefix-affinity" and trace.prefix is not None:
-        content = content_of(trace.prefix, trace.prompt_tokens, GATEWAY_BLOCK_TOKENS)
-        return Known(paths=content.path, block_size=GATEWAY_BLOCK_TOKENS)
-    if router == "session-affinity" and trace.turns is not None:
-        return Known(session=trace.turns.sessions().tolist().__getitem__)
-    return Known()
+def _known(setup: Setup) -> Known:
+    """What the gateway looks at in requests."""
+    trace, routers, paths, session = setup.requests.trace, setup.scenario.cluster.routers, None, None
+    if "prefix-affinity" in routers and trace.prefix is not None:
+        paths = content_of(trace.prefix, trace.prompt_tokens, GATEWAY_BLOCK_TOKENS).path
+    if "session-affinity" in routers and trace.turns is not None:
+        session = trace.turns.sessions().tolist().__getitem__
+    return Known(paths, GATEWAY_BLOCK_TOKENS, session)
 
 
 def _asks(setup: Setup) -> npt.NDArray[np.int64] | None:
@@ -167,6 +175,7 @@ def _pool(setup: Setup, pool: PoolSetup) -> Pool:
         tables=tables,
         weight=pool.weight,
         serves=setup.models.index(pool.serves),
+        role=pool.role,
     )
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from calibrate.connectors import load_connector, load_transfer_link
 from calibrate.engine import check_options, resolve_engine
 from calibrate.hardware import load_gpu
 from calibrate.models import load_model
@@ -91,19 +92,37 @@ def _known_router(spec: dict[str, Any]) -> list[str]:
     return check_parameters(ROUTERS, spec, "")
 
 
+def _word(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Router = Annotated[dict[str, Any], BeforeValidator(_word), checked(_known_router)]
+
+
+class SplitPart(Part):
+    """How prefill pools hand over to decode pools: the `connector`, and the `link` between them (a network adapter of
+    the catalogue; unset, the GPUs' own link in a node that holds all of them). `first_token`: which side streams it.
+    Prompts of up to `local_tokens` tokens are read by the decode side itself. `router` chooses among decode replicas;
+    `run_blocks`: adjacent blocks that lie in the same order on both sides, where the connector joins them."""
+
+    connector: Annotated[str, known(load_connector)] = "nixl"
+    link: Annotated[str, known(load_transfer_link)] | None = None
+    first_token: Literal["decode", "prefill"] = "decode"
+    local_tokens: Annotated[int, Field(ge=0)] = 0
+    router: Router = Field({"kind": "round-robin"}, validate_default=False)
+    run_blocks: Annotated[float, Field(ge=1, lt=1e9)] = 1.0
+
+
 class ClusterPart(Part):
     """Where it runs: pools and a router. `{gpu: ..., tp: ..., replicas: ...}` is the short form of one pool.
 
-    `router` is a word, or `{kind: ..., parameters}`; what it knows of loads is up to `router_stale` old."""
+    `router` is a word, or `{kind: ..., parameters}`; what it knows of loads is up to `router_stale` old. `split`: how
+    prefill pools hand over to decode pools."""
 
     pools: list[PoolPart] = Field(min_length=1)
-    router: Annotated[dict[str, Any], checked(_known_router)] = Field({"kind": "round-robin"}, validate_default=False)
+    router: Router = Field({"kind": "round-robin"}, validate_default=False)
     router_stale: Time = 0.0
-
-    @field_validator("router", mode="before")
-    @classmethod
-    def _word(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
+    split: SplitPart | None = None
 
     @model_validator(mode="after")
     def _names(self) -> ClusterPart:
@@ -119,16 +138,20 @@ class ClusterPart(Part):
         return self
 
     @property
+    def routers(self) -> dict[str, str]:
+        """The kinds of routers that it has, and the key of each."""
+        split = {} if self.split is None else {self.split.router["kind"]: "cluster.split.router"}
+        return split | {self.router["kind"]: "cluster.router"}
+
+    @property
     def names(self) -> list[str]:
-        """The pools' names: the given ones, else their GPUs', numbered where several pools have that one."""
-        unnamed = [pool.gpu for pool in self.pools if pool.name is None]
-        seen, names = dict.fromkeys(unnamed, 0), []
-        for pool in self.pools:
-            name = pool.name
-            if name is None:
-                seen[pool.gpu] += 1
-                name = pool.gpu if unnamed.count(pool.gpu) == 1 else f"{pool.gpu} {seen[pool.gpu]}"
-            names.append(name)
+        """The pools' names: the given ones, else their roles or GPUs, numbered where several pools have that one."""
+        plain = [pool.gpu if pool.role == "unified" else pool.role for pool in self.pools]
+        unnamed = [word for word, pool in zip(plain, self.pools, strict=True) if pool.name is None]
+        names: list[str] = []
+        for i, (word, pool) in enumerate(zip(plain, self.pools, strict=True)):
+            before = sum(plain[j] == word and self.pools[j].name is None for j in range(i))
+            names.append(pool.name or (word if unnamed.count(word) == 1 else f"{word} {before + 1}"))
         return names
 
     @model_validator(mode="before")
@@ -291,7 +314,8 @@ def _fields(loc: list[Any]) -> list[str]:
     if loc == ["cluster"]:
         return [*PoolPart.model_fields, *ClusterPart.model_fields]
     parts: dict[str, type[Part]] = {
-        "cluster": ClusterPart, "host": HostPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
+        "cluster": ClusterPart, "split": SplitPart,
+        "host": HostPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
         "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
         "priority": PriorityPart, "prometheus": PrometheusPart,
         "servegen": ServegenPart,

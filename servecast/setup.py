@@ -15,6 +15,8 @@ from servecast.pools import PoolSetup, profile_of, set_up_pool
 from servecast.profiles import DATASHEET
 from servecast.requests import Requests, requests_of
 from servecast.scenario import Scenario
+from servecast.split import not_split, split_of, wrong_roles
+from sim.handover import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class Setup:
     scenario: Scenario
     pools: tuple[PoolSetup, ...]
     requests: Requests
+    split: Split | None = None
 
     @property
     def pool(self) -> PoolSetup:
@@ -96,20 +99,23 @@ def set_up(scenario: Scenario) -> Setup:
         problems += error.problems
     if requests and requests.priority is not None:
         problems += _no_priorities(scenario, pools)
-    problems += (
-        f"cluster.pools.{i}.role: {pool.role} pools are not modelled yet; unified ones are"
-        for i, pool in enumerate(scenario.cluster.pools)
-        if pool.role != "unified"
-    )
+    problems += wrong_roles(scenario)
+    problems += not_split(pools, requests)
     problems += _wrong_models(scenario)
     if requests and requests.trace.samples is not None:
         problems += _no_samples(pools)
     if requests:
-        problems += _wrong_router(scenario.cluster.router["kind"], requests)
+        problems += _wrong_routers(scenario, requests)
+    split = None
+    if not problems:
+        try:
+            split = split_of(scenario, pools)
+        except ServecastError as error:
+            problems += error.problems
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in dict.fromkeys(problems)))
     assert requests
-    return Setup(scenario, pools, requests)
+    return Setup(scenario, pools, requests, split)
 
 
 def _wrong_models(scenario: Scenario) -> Iterator[str]:
@@ -128,13 +134,14 @@ def _wrong_models(scenario: Scenario) -> Iterator[str]:
             yield f"workload.classes.{i}.model: no pool serves {part.model}; served: {one_of(served)}"
 
 
-def _wrong_router(kind: str, requests: Requests) -> Iterator[str]:
-    if kind == "session-affinity" and requests.trace.turns is None:
-        yield "cluster.router: session-affinity goes by sessions, and the workload has none; take another router"
-    if kind == "prefix-affinity" and requests.trace.prefix is None:
+def _wrong_routers(scenario: Scenario, requests: Requests) -> Iterator[str]:
+    routers, trace = scenario.cluster.routers, requests.trace
+    if (key := routers.get("session-affinity")) and trace.turns is None:
+        yield f"{key}: session-affinity goes by sessions, and the workload has none; take another router"
+    if (key := routers.get("prefix-affinity")) and trace.prefix is None:
         yield (
-            "cluster.router: prefix-affinity goes by what prompts begin with, and the workload does not say what they "
-            "share; take another router"
+            f"{key}: prefix-affinity goes by what prompts begin with, and the workload does not say what they share; "
+            "take another router"
         )
 
 

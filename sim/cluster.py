@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,13 @@ from calibrate.cost import StepCost
 from calibrate.engine import FrontEndTime
 from servecast.errors import ServecastError, one_of
 from sim.clock import Clock
+from sim.direct import Direct
 from sim.frontend import FrontEnd
+from sim.handover import HandOver, Split, SplitDesk
 from sim.kvcache import KVCache
 from sim.replica import Replica
 from sim.request import Request
-from sim.routers import ROUTERS, Choose, Fleet, Known
-from sim.samples import once
+from sim.routers import Fleet, Known
 from sim.schedulers import Scheduler
 from sim.source import Desk, Source
 from sim.state import State
@@ -36,7 +37,8 @@ EVENTS_PER_CHECK = 20_000
 class Pool:
     """Equal replicas: how many, and what each is made of. `num_blocks` KV blocks of `block_size` tokens a replica, of
     which `cache` makes its KV cache, for the block `tables` of the model's layers. `weight` of a replica where the
-    router goes by weights; `serves`: which of the fleet's models."""
+    router goes by weights; `serves`: which of the fleet's models; `role`: whether it reads prompts, answers, or does
+    both."""
 
     replicas: int
     scheduler: Scheduler
@@ -50,13 +52,14 @@ class Pool:
     tables: Tables = ONE
     weight: float = 1.0
     serves: int = 0
+    role: Literal["unified", "prefill", "decode"] = "unified"
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
     """How requests find a replica: the router's name and parameters, how old its knowledge of loads may be (`stale_s`),
     the seed of its draws, and what it can know of requests. `asks` (int64[n]): which model each request asks for; None
-    where there is one."""
+    where there is one. `split`: how pools that read prompts hand over to those that answer."""
 
     router: str = "round-robin"
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -64,6 +67,7 @@ class Routing:
     seed: int = 0
     known: Known = field(default_factory=Known)
     asks: npt.NDArray[np.int64] | None = None
+    split: Split | None = None
 
 
 class Cluster:
@@ -78,39 +82,49 @@ class Cluster:
         for pool in pools:
             for _ in range(pool.replicas):
                 self.front_ends.append(self._start(pool, len(self.front_ends)))
-        served = [pool.serves for pool in pools for _ in range(pool.replicas)]
-        weights = [pool.weight for pool in pools for _ in range(pool.replicas)]
-        self._fleets: list[tuple[Fleet, Choose]] = []
-        self._place = [0] * len(served)  # of each replica, its index in its fleet
-        self._served = served
-        for model in range(max(served) + 1):
-            mine = [i for i, which in enumerate(served) if which == model]
-            for place, i in enumerate(mine):
-                self._place[i] = place
-            fleet = Fleet(
-                [self.front_ends[i] for i in mine],
-                [weights[i] for i in mine],
-                stream(routing.seed, f"router {model}"),
-                self._clock,
-                routing.known,
-                routing.stale_s,
+        models = range(1 + max(pool.serves for pool in pools))
+        self._desks = [self._desk(pools, routing, model) for model in models]
+
+    def _desk(self, pools: Sequence[Pool], routing: Routing, model: int) -> Direct | SplitDesk:
+        """Where requests for a model are handed in."""
+        of = [i for i, pool in enumerate(pools) for _ in range(pool.replicas)]  # each replica's pool
+
+        def direct(role: str, router: str, parameters: Mapping[str, Any]) -> Direct:
+            numbers = [n for n, i in enumerate(of) if pools[i].serves == model and pools[i].role == role]
+            weights = [pools[of[n]].weight for n in numbers]
+            rng = stream(routing.seed, f"router {model}" + f" {role}" * (role != "unified"))
+            return Direct(
+                self.front_ends,
+                numbers,
+                lambda mine: Fleet(mine, weights, rng, self._clock, routing.known, routing.stale_s),
+                router,
+                parameters,
             )
-            self._fleets.append((fleet, ROUTERS[routing.router](fleet, **routing.parameters)))
+
+        split = routing.split
+        if split is None or not any(pool.serves == model and pool.role == "prefill" for pool in pools):
+            return direct("unified", routing.router, routing.parameters)
+        prefill = direct("prefill", routing.router, routing.parameters)
+        decode = direct("decode", split.router, split.parameters)
+        return SplitDesk(self._clock, self.log, prefill, decode, split, of)
 
     def _start(self, pool: Pool, index: int) -> FrontEnd:
-        state = State(pool.cache(pool.num_blocks, pool.block_size), pool.scheduler.by_priority, pool.tables)
+        policy = pool.scheduler
+        kv = pool.cache(pool.num_blocks, pool.block_size)
+        state = State(kv, policy.by_priority, pool.tables, policy.pulled_first)
         replica = Replica(
             index,
             self._clock,
             state,
-            deepcopy(pool.scheduler),
+            deepcopy(policy),
             pool.cost,
             self.log,
-            once(self._over),
+            self._ended,
             max_model_len=pool.max_model_len,
             asynchronous=pool.asynchronous,
+            on_pull=self._pull,
         )
-        return FrontEnd(self._clock, replica, self.log, self._over, pool.front_end)
+        return FrontEnd(self._clock, replica, self.log, self._ended, pool.front_end)
 
     def run(self, keep_going: Callable[[int, float], bool] = lambda done, now: True) -> bool:
         """Simulate to the end. `keep_going(requests done, simulated seconds)` is asked now and then; False stops early.
@@ -134,20 +148,31 @@ class Cluster:
             raise ServecastError(self._stuck())
         return True
 
+    def _desk_of(self, request: Request) -> Direct | SplitDesk:
+        return self._desks[0 if self._asks is None else int(self._asks[request.id])]
+
     def _submit(self, request: Request) -> None:
-        fleet, choose = self._fleets[0 if self._asks is None else int(self._asks[request.id])]
-        index = choose(request)
-        fleet.placed(index, request)
-        fleet.replicas[index].submit(request)
+        self._desk_of(request).submit(request)
+
+    def _ended(self, request: Request, now: float) -> None:
+        """What a replica had is finished, rejected or given up: a client's request, or a part of one."""
+        if request.of is None:
+            self._over(request, now)
+        else:
+            request.of.ended(request, now, self._over)
 
     def _over(self, request: Request, now: float) -> None:
-        """`request` is finished, rejected or given up."""
-        replica = request.replica
-        self._fleets[self._served[replica]][0].over(self._place[replica], request)
+        """A client's request is over."""
+        self._desk_of(request).over(request)
         self._source.on_finish(request, now)
 
     def _cancel(self, request: Request) -> None:
-        self.front_ends[request.replica].cancel(request, self._clock.now)
+        self._desk_of(request).cancel(request, self._clock.now)
+
+    def _pull(self, request: Request, found: int, now: float) -> None:
+        """A decode replica has the blocks for what it pulls."""
+        assert isinstance(request.of, HandOver)
+        request.of.pull(request, found, now)
 
     def _stuck(self) -> str:
         stuck = [front_end.replica for front_end in self.front_ends if front_end.in_flight]

@@ -24,6 +24,7 @@ class PoolFacts:
     block_size: int
     kv_bytes_per_token: int
     prefix_caching: bool = False
+    role: str = "unified"
 
     @property
     def block_bytes(self) -> int:

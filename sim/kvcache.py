@@ -92,6 +92,13 @@ class KVCache:
         """Those that decode get the blocks of `steps` steps from `step` on."""
         self.free -= decodes.demand_over(step, steps)
 
+    def hold(self, request: Request, before: int, after: int) -> None:
+        """As `grow`, but what the blocks hold comes later."""
+        self.grow(request, before, after)
+
+    def filled(self, request: Request, tokens: int) -> None:
+        """The first `tokens` tokens of a prompt are in the blocks that it has."""
+
     def release(self, request: Request, tokens: int, kept: int, again: bool) -> None:
         """Take back the blocks of `tokens` tokens. A cache keeps the full ones among the first `kept` tokens; `again`:
         the request will look for them."""

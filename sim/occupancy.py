@@ -46,8 +46,40 @@ def occupancy(deployment: Deployment, steps: Table, span_s: float) -> dict[str, 
     }
 
 
-def pool_summaries(deployment: Deployment, requests: Table, steps: Table, duration_s: float) -> dict[str, Any]:
-    """Pool -> its requests, latencies and use, under the keys of the whole run.
+STAGES = {
+    "queue": ("arrival_s", "scheduled_s"),
+    "prefill": ("scheduled_s", "read_s"),
+    "decode_queue": ("read_s", "reserved_s"),
+    "link_queue": ("reserved_s", "start_s"),
+    "transfer": ("start_s", "end_s"),
+    "first_decode": ("end_s", "first_token_s"),
+}
+"""Where the time of a request that is handed over goes until its first token, if the decode side streams that: waiting
+for the prefill side and in it; waiting for a place and blocks on the decode side (and in its front end); for hosts and
+links, with the transfer's latency; on the links; and until the step that yields the token has ended."""
+
+
+def handed_over(requests: Table, transfers: Table) -> dict[str, Any]:
+    """What the hand-overs of a run took: of each of STAGES that lies before the first token, `*_ms`; and what moved."""
+    rows = requests.take(np.searchsorted(requests["id"], transfers["id"]))
+    rows_and = {name: rows[name] for name in ("arrival_s", "scheduled_s", "first_token_s")}
+    times = rows_and | {name: transfers[name] for name in ("read_s", "reserved_s", "start_s", "end_s")}
+    early = bool((times["first_token_s"] <= times["end_s"]).any())
+    out: dict[str, Any] = {"requests": transfers.height}
+    for stage, (since, until) in STAGES.items():
+        if not (early and stage == "first_decode"):
+            took = times[until] - times[since]
+            out |= Distribution.of(took[~np.isnan(took)]).summary(f"{stage}_ms", 1e3)
+    out["tokens"] = int(transfers["tokens"].sum())
+    out["bytes"] = float(transfers["bytes"].sum())
+    return out
+
+
+def pool_summaries(
+    deployment: Deployment, requests: Table, steps: Table, transfers: Table, duration_s: float
+) -> dict[str, Any]:
+    """Pool -> its requests, latencies and use, under the keys of the whole run; those of a prefill pool are what it
+    read, and their latencies where they were answered.
 
     `busy_fraction`: the share of the time to the end of the last step that replicas spend in steps, and
     `prefill_fraction` in steps that hold prompt tokens; `imbalance`: the busiest replica's time in steps over the mean.
@@ -61,14 +93,17 @@ def pool_summaries(deployment: Deployment, requests: Table, steps: Table, durati
         busy = np.bincount(
             mine["replica"].astype(np.int64) - first, mine["end_s"] - mine["start_s"], minlength=pool.replicas
         )
+        from_here = (transfers["prefill_replica"] >= first) & (transfers["prefill_replica"] < first + pool.replicas)
+        read = int(from_here.sum())
         reading = mine.where(mine["prefill_tokens"] > 0)
         total = span_s * pool.replicas
         out: dict[str, Any] = {
+            "role": pool.role,
             "replicas": pool.replicas,
             "gpus": pool.replicas * pool.gpus,
             "gpu_seconds": pool.replicas * pool.gpus * duration_s,
-            "submitted": rows.height,
-            "completed": done.height,
+            "submitted": rows.height + read,
+            "completed": done.height + read,
             "preemptions": int(rows["preemptions"].sum()),
         }
         out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)

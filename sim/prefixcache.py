@@ -101,7 +101,15 @@ class PrefixCache(KVCache):
         """A prompt, of which `before` tokens have their blocks, gets those for `after` tokens; the full ones are
         registered."""
         super().grow(request, before, after)
-        full, held = after // self.block_size, request.held
+        self.filled(request, after)
+
+    def hold(self, request: Request, before: int, after: int) -> None:
+        """As `grow`, but what the blocks hold comes later."""
+        super().grow(request, before, after)
+
+    def filled(self, request: Request, tokens: int) -> None:
+        """The first `tokens` tokens of a prompt are in the blocks that it has: the full ones are registered."""
+        full, held = tokens // self.block_size, request.held
         have = held[-1][1] if held else 0
         for content, end in request.path or ():
             stop = min(end, full)
@@ -113,8 +121,9 @@ class PrefixCache(KVCache):
         """Take back the blocks of `tokens` tokens, tail first. The full ones among the first `kept` tokens are
         registered; `again`: the request will look for them."""
         self.settle()
-        held, full = request.held, kept // self.block_size
+        held = request.held
         have = held[-1][1] if held else 0
+        full = max(kept // self.block_size, have)
         if again and have < full:
             self._register(held, own_content(request), have, full)
             have = full

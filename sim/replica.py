@@ -21,6 +21,7 @@ from simpy import Event
 
 from sim.clock import At, Clock
 from sim.gaps import Gaps
+from sim.polls import Polls
 from sim.quiet import quiet_run, quiet_run_of_windows
 from sim.rejection import rejection_of
 from sim.request import NEVER, Request
@@ -35,7 +36,9 @@ _NOBODY: list[Request] = []
 
 
 class Replica:
-    """One engine: `submit` requests; `on_finish(request, time)` is called for each finished one."""
+    """One engine: `submit` requests; `on_finish(request, time)` is called for each finished one, and `on_pull(request,
+    found, time)` when the step begins whose plan, made at `time`, gave it the blocks for a prompt of which it has found
+    so many tokens, and the KV of the others is to come from elsewhere."""
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class Replica:
         *,
         max_model_len: int,
         asynchronous: bool,
+        on_pull: Callable[[Request, int, float], None] | None = None,
     ) -> None:
         self.index = index
         self.state = state
@@ -57,6 +61,7 @@ class Replica:
         self._cost = cost
         self._log = log
         self._on_finish = on_finish
+        self._on_pull = on_pull
         self._max_model_len = max_model_len
         kv = state.kv
         room = scheduler.room(kv) // kv.tables * kv.block_size
@@ -67,6 +72,7 @@ class Replica:
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
         self._cancelled: list[Request] = []  # given up since the last plan
         self._prompts: list[Request] = []  # complete since the last step, and not yet kept for others
+        self._polls = Polls(2 if asynchronous else 1)
         self._waiting = 0  # requests in the queue once the run in progress was planned
         self.lost_preemptions = 0
         """By plans that left nothing to compute, and so have no row in the log: they go into the next one."""
@@ -96,7 +102,8 @@ class Replica:
     @property
     def in_flight(self) -> int:
         """Requests that are waiting or running."""
-        queues = (self.state.waiting, self.state.swapped, self._incoming, self.state.running)
+        state = self.state
+        queues = (state.waiting, state.swapped, self._incoming, state.running, state.pulling)
         return sum(map(len, queues)) - len(self._ended) - len(self._cancelled)
 
     def submit(self, request: Request) -> None:
@@ -111,18 +118,31 @@ class Replica:
             self._clock.call_at(request.entered_s, lambda _: self._on_finish(request, request.entered_s))
         elif self.batch is None:
             self.state.enqueue(request)
-            if self._wake is None:
-                self._wake = self._clock.call_at(request.entered_s, self._on_wake)
+            self._wake_up(request.entered_s)
         else:
             (self._incoming.append if self._async else self.state.enqueue)(request)
             if self._interruptible:
                 self._interrupt(request.entered_s)
 
+    def transferred(self, request: Request, now: float) -> None:
+        """The KV that `request` pulls is here, or what was kept of it is needed no more."""
+        self._polls.ended(request)
+        if self.batch is None:
+            self._wake_up(now)
+        else:
+            self._cut(bisect_left(self._ends_s, now))
+
+    def _wake_up(self, now: float) -> None:
+        if self._wake is None:
+            self._wake = self._clock.call_at(now, self._on_wake)
+
     def cancel(self, request: Request, now: float) -> None:
         """The client of an unfinished request has given up; the engine drops it when it plans next."""
         done = 0  # steps of the run in progress that have ended by now
-        if self.batch is None:
-            self.state.waiting.remove(request)
+        if request.id in self.state.pulling:
+            pass  # its blocks are freed once what is on its way is there
+        elif self.batch is None:
+            self.state.withdraw(request)
         else:
             done = bisect_right(self._ends_s, now)
             self._cancelled.append(request)
@@ -136,11 +156,16 @@ class Replica:
     def record_unfinished(self, now: float) -> None:
         """The run is stopped at `now`: log the requests that are still waiting or running."""
         done = bisect_right(self._ends_s, now) if self.batch is not None else 0
-        for request in (*self.state.running.values(), *self.state.waiting, *self.state.swapped, *self._incoming):
+        for request in self._unfinished():
             if not request.over:
                 received = self._received(request, done)
                 request.outcome = UNFINISHED
                 self._log.record(self.index, request, received)
+
+    def _unfinished(self) -> tuple[Request, ...]:
+        state = self.state
+        queues = (state.waiting, state.swapped, self._incoming)
+        return (*state.running.values(), *(request for queue in queues for request in queue), *state.pulling.values())
 
     def _received(self, request: Request, done: int) -> int:
         """Output tokens of an unfinished request, once `done` steps of the run in progress have ended."""
@@ -155,20 +180,17 @@ class Replica:
     def start_run(self, now: float) -> bool:
         """Plan at `now` and begin the next step or run of steps. False: there is nothing to do, the replica is idle."""
         state = self.state
-        batch = self._scheduler.plan(state)
-        single = False  # the next plan knows more than this one did, so this is a run of one step
-        if self._ended or self._incoming or self._cancelled or self._prompts:
-            single = self._catch_up(batch)
+        planned_s = now
+        if self._async and self.batch is not None:  # when the last step began
+            planned_s = self._ends_s[-2] if len(self._ends_s) > 1 else self._start_s
+        batch, single = self._plan(planned_s)
         lost, copied = list[Request](), 0
-        self._left_out(batch)
         while batch.empty and (single or batch.preempted):  # an empty step takes no time
             lost += batch.preempted
             copied += batch.copied_blocks
             if state.windows is not None:
                 state.land()
-            batch = self._scheduler.plan(state)
-            self._left_out(batch)
-            single = False
+            batch, single = self._plan(now)
         batch.preempted[:0] = lost
         copied += batch.copied_blocks
         self.gaps.behind += batch.swapped_in
@@ -208,6 +230,33 @@ class Replica:
             self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(state)
         return True
 
+    def _plan(self, planned_s: float) -> tuple[Batch, bool]:
+        """The next batch, planned at `planned_s`; and whether the next plan knows more than this one did."""
+        state, polls = self.state, self._polls
+        if polls and not self._async:
+            self._hear()
+        batch = self._scheduler.plan(state)
+        if batch.pulls and self._on_pull is not None:
+            for request, found in batch.pulls:
+                self._on_pull(request, found, planned_s)
+        more = False
+        if self._ended or self._incoming or self._cancelled or self._prompts:
+            more = self._catch_up(batch)
+        if polls:
+            if self._async:
+                more = self._hear() or more
+            polls.launch()
+            more = more or bool(polls)
+        self._left_out(batch)
+        return batch, more
+
+    def _hear(self) -> bool:
+        """The scheduler learns which transfers are over; whether there are any."""
+        heard = self._polls.hear()
+        for request in heard:
+            (self.state.pulled if self.state.pulling.get(request.id) is request else self.state.give_back)(request)
+        return bool(heard)
+
     def finish_run(self) -> list[Request]:
         """The run in progress has ended: give out its tokens. Returns the requests that finished."""
         batch, ends, state = self.batch, self._ends_s, self.state
@@ -234,7 +283,7 @@ class Replica:
         for request, tokens, _ in chunks:
             prefill_tokens += tokens
             if request.computed == request.target:
-                output_tokens += not request.over
+                output_tokens += request.streams and not request.over
                 self._first_token(request, now, batch)
                 if kv.keeps_computed:
                     self._prompts.append(request)
@@ -286,7 +335,7 @@ class Replica:
         if steps > 1 and self._incoming:  # what arrived before the last step began is known to the plan made there
             seen = ends[-2]
             while self._incoming and self._incoming[0].entered_s <= seen:
-                state.enqueue(self._incoming.popleft())
+                self.state.enqueue(self._incoming.popleft())
         return finished
 
     def _on_wake(self, event: Event) -> None:
@@ -296,6 +345,8 @@ class Replica:
         assert wake is not None
         if self.batch is None:
             finished, now = _NOBODY, self._clock.now
+            if self._async:
+                self._polls.launch()  # the first two steps are launched at once
         else:
             now = self._ends_s[-1]
             finished = self.finish_run()
@@ -366,9 +417,12 @@ class Replica:
         state, surplus, last = self.state, 0, self.state.step - 1
         for request in self._cancelled:
             if request.ticket not in state.running:
-                for queue in (state.waiting, state.swapped, self._incoming):
-                    if request in queue:
-                        queue.remove(request)
+                if request in self._incoming:
+                    self._incoming.remove(request)
+                elif request in state.swapped:
+                    state.swapped.remove(request)
+                elif request in state.waiting:
+                    state.withdraw(request)
                 continue
             if request.decoding:
                 skipped = batch is not None and request in batch.skipped

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sim.steplog import FINISHED
 
 if TYPE_CHECKING:
+    from sim.handover import HandOver
     from sim.prefixcache import Path, Run
     from sim.radixcache import Node
     from sim.samples import Samples
@@ -22,7 +23,8 @@ class Request:
     What the client sent: `arrival_s`, `prompt_tokens`, `max_tokens` (its cap, which a scheduler may see) and
     `output_tokens` (the true length, which only the end of the request reveals: no policy may read it); `priority`, of
     which less goes first where the policy looks at it; how many `samples` of its prompt, of which the engine sees each
-    as a request `of` all of them.
+    as a request `of` all of them. Where one replica reads prompts and another answers, each of them sees a request of
+    its own: the one whose KV is `kept` for the other when it ends, and the one that `pulls` it.
 
     KV tokens of a decoding request are not stored but derived: before decode step `j` it has `j + kv_offset` tokens in
     KV, so that nothing is touched per step. `computed` holds them at all other times.
@@ -45,6 +47,7 @@ class Request:
         "id",
         "joined",
         "junction",
+        "kept",
         "known",
         "kv_offset",
         "lag_step",
@@ -58,6 +61,7 @@ class Request:
         "preemptions",
         "priority",
         "prompt_tokens",
+        "pulls",
         "read_from",
         "replica",
         "reserved_tokens",
@@ -65,8 +69,10 @@ class Request:
         "scheduled_s",
         "slid",
         "stint",
+        "streams",
         "tables",
         "target",
+        "there",
         "ticket",
     )
 
@@ -98,7 +104,11 @@ class Request:
         self.max_tokens = max_tokens
         self.priority = priority
         self.samples = samples
-        self.of: Samples | None = None
+        self.of: Samples | HandOver | None = None
+        self.streams = True  # its tokens go to its client
+        self.kept = False  # its blocks stay when it ends, until they are given back
+        self.pulls = False  # the KV of all but the last of its `target` tokens is to come from elsewhere
+        self.there = False  # it has come, and the request waits for its turn
         self.target = (
             prompt_tokens  # KV tokens that its next output token needs: the prompt, and what it lost to preemption
         )

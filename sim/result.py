@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sim import metrics, tables
 from sim.deployment import Classes, Deployment
 from sim.metrics import Distribution, Floats
-from sim.occupancy import occupancy, pool_summaries
+from sim.occupancy import handed_over, occupancy, pool_summaries
 from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Result:
         self.open_loop = open_loop
         self.complete = complete
         self._gaps = log.gaps.table()
+        self._transfers = log.transfers.table()
         self._steps = log.steps.table()
         rows = log.requests.table()
         self._rows = rows.take(np.argsort(rows["id"], kind="stable"))
@@ -74,6 +75,13 @@ class Result:
         for rows in self._rows.blocks():
             named = None if self.classes is None else np.array(self.classes.names)[self.classes.of(rows)]
             yield tables.request_frame(rows, named)
+
+    @cached_property
+    def transfers(self) -> pl.DataFrame:
+        """A row for each request that a prefill replica handed over: columns as in `sim.steplog.TRANSFER_COLUMNS`."""
+        import polars as pl
+
+        return pl.concat((tables.transfer_frame(rows) for rows in self._transfers.blocks()), rechunk=True)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -203,7 +211,9 @@ class Result:
         if self.classes is not None:
             out["classes"] = {name: self._class_summary(name, self.classes) for name in self.classes.names}
         if len(self.deployment.pools) > 1:
-            out["pools"] = pool_summaries(self.deployment, self._rows, self._steps, duration)
+            out["pools"] = pool_summaries(self.deployment, self._rows, self._steps, self._transfers, duration)
+        if self._transfers.height:
+            out["handed_over"] = handed_over(self._rows, self._transfers)
         return out
 
     def _found(self) -> dict[str, Any]:
@@ -277,7 +287,8 @@ class Result:
         } | found
 
     def write(self, folder: str | Path, texts: Mapping[str, str]) -> Path:
-        """Write `summary.json`, `manifest.json`, `requests.parquet`, `steps.parquet` and `texts` (name to content).
+        """Write `summary.json`, `manifest.json`, `requests.parquet`, `steps.parquet` and `texts` (name to content), and
+        `transfers.parquet` where prefill and decode are apart.
 
         All files are written before any takes its name, so that a full disk leaves older results whole.
         """
@@ -292,6 +303,9 @@ class Result:
         try:
             tables.write_parquet(part("requests.parquet"), self._request_frames())
             tables.write_parquet(part("steps.parquet"), self._step_frames())
+            if self._transfers.height:
+                blocks = self._transfers.blocks()
+                tables.write_parquet(part("transfers.parquet"), (tables.transfer_frame(rows) for rows in blocks))
             facts = {"summary.json": self.summary(), "manifest.json": dict(self.manifest)}
             dumped = {name: json.dumps(table, indent=2, allow_nan=False) + "\n" for name, table in facts.items()}
             for name, text in (dumped | dict(texts)).items():

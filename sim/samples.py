@@ -41,7 +41,7 @@ class Samples:
         self._waiting_for = self._told = r.samples
         self._tokens = 0
 
-    def record(self, tokens: int) -> int:
+    def record(self, sample: Request, tokens: int) -> int:
         """One more sample is over, whose client received so many `tokens`. Returns those of all when it was the last,
         and `request` is over too; else -1."""
         self._tokens += tokens
@@ -64,22 +64,11 @@ class Samples:
             whole.finish_s = max(sample.finish_s for sample in samples)
         return self._tokens
 
-    def told(self) -> bool:
-        """The client would be told of one more sample that is over; whether that was the last."""
+    def ended(self, sample: Request, now: float, over: Callable[[Request, float], None]) -> None:
+        """The client would be told of one more sample that is over; `over` says it once, of the request."""
         self._told -= 1
-        return not self._told
-
-
-def once(on_finish: Callable[[Request, float], None]) -> Callable[[Request, float], None]:
-    """`on_finish` for the client, who hears of several samples of one prompt when the last of them is over."""
-
-    def tell(request: Request, now: float) -> None:
-        if request.of is None:
-            on_finish(request, now)
-        elif request.of.told():
-            on_finish(request.of.request, now)
-
-    return tell
+        if not self._told:
+            over(self.request, now)
 
 
 def shared_prompts(

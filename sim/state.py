@@ -21,9 +21,10 @@ class Batch:
     `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
     decode one token each, over `kv_tokens` tokens in KV before the step. `paused`: none of those that decode are in it
     (their number is then 0 here). `skipped`: single decoding requests left out; `preempted`: requests that lost their
-    KV to this plan; `swapped_in`: those that have it back from the host; `copied_blocks`: KV blocks that went there or
-    came back. `padding`: how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the layers of
-    each window read; empty for models without. An empty batch is no step: who is left out of it stays as he was.
+    KV to this plan; `pulls`: (request, tokens of it found in the cache) for those whose KV begins to come from
+    elsewhere; `swapped_in`: those that have it back from the host; `copied_blocks`: KV blocks that went there or came
+    back. `padding`: how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the layers of each
+    window read; empty for models without. An empty batch is no step: who is left out of it stays as he was.
 
     A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
     how many steps it wants to plan again (`most_steps`), how many blocks it wants to see free (`spare_blocks`), or how
@@ -39,6 +40,7 @@ class Batch:
         "padding",
         "paused",
         "preempted",
+        "pulls",
         "seen",
         "skipped",
         "spare_blocks",
@@ -57,6 +59,7 @@ class Batch:
         self.untouched_blocks = NEVER
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
+        self.pulls: list[tuple[Request, int]] = []
         self.swapped_in: list[Request] = []
         self.copied_blocks = 0
         self.seen: tuple[int, ...] = ()
@@ -70,22 +73,26 @@ class Batch:
 class State:
     """One replica's requests before step `step`.
 
-    `waiting` in queue order: as they came, or `by_priority` (the least first, then the earliest); `swapped`,
-    whose KV is in the memory of the host, as they went; `running` and `prefilling` (the running ones whose prompt is
-    not complete) by ticket, oldest admission first unless `place_first` said otherwise; the decoding ones only as
-    aggregates, which are the `windows` where the model has such. A running request that is neither prefilling nor
-    decoding has finished and waits for its release (asynchronous scheduling).
+    `waiting` in queue order: as they came, or `by_priority` (the least first, then the earliest); who holds blocks
+    since its KV has come is first of all, or (not `pulled_first`) comes after the preempted or by priority; `swapped`, whose
+    KV is in the memory of the host, as they went; `running` and `prefilling` (the running ones whose prompt is not
+    complete) by ticket, oldest admission first unless `place_first` said otherwise; the decoding ones only as
+    aggregates, which are the `windows` where the model has such; `pulling`, by their number, those whose KV is on its
+    way, which have their blocks and no place. A running request that is neither prefilling nor decoding has finished
+    and waits for its release (asynchronous scheduling).
     """
 
     __slots__ = (
-        "_first", "_late", "by_priority", "decodes", "kv", "prefilling", "running", "step", "swapped", "tickets",
-        "waiting",
-        "windows",
+        "_first", "_late", "by_priority", "decodes", "kv", "prefilling", "pulled_first", "pulling", "running", "step",
+        "swapped", "tickets", "waiting", "windows",
     )  # fmt: skip
 
-    def __init__(self, kv: KVCache, by_priority: bool = False, tables: Tables = ONE) -> None:
+    def __init__(
+        self, kv: KVCache, by_priority: bool = False, tables: Tables = ONE, pulled_first: bool = False
+    ) -> None:
         self.kv = kv
         self.by_priority = by_priority
+        self.pulled_first = pulled_first
         self.windows = WindowDecodes(kv.block_size, tables) if tables.windows else None
         self.decodes = self.windows or Decodes(kv.block_size, kv.grows)
         if self.windows is not None:
@@ -95,16 +102,78 @@ class State:
         self.swapped: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.prefilling: dict[int, Request] = {}
+        self.pulling: dict[int, Request] = {}
         self.step = 0
         self.tickets = 0
         self._first = -1  # no ticket that was given out is below it
 
     def enqueue(self, request: Request) -> None:
         """`request` takes its place in the queue."""
+        waiting = self.waiting
         if self.by_priority:
-            insort(self.waiting, request, key=rank)
+            insort(waiting, request, key=self._rank)
+        elif request.there:
+            waiting.insert(self._place(request), request)
         else:
-            self.waiting.append(request)
+            waiting.append(request)
+
+    def _place(self, request: Request) -> int:
+        """Where one belongs whose KV has come, or who was preempted; of the former, who got his blocks first."""
+        place = 0
+        for other in self.waiting:
+            if request.there and other.there:
+                ahead = other.ticket < request.ticket
+            else:
+                ahead = other.there if self.pulled_first else request.there and other.preemptions > 0
+            if not ahead:
+                break
+            place += 1
+        return place
+
+    def _rank(self, request: Request) -> tuple[bool, int, float, int]:
+        return (not request.there and self.pulled_first, *rank(request))
+
+    def pull(self, batch: Batch, found: int) -> None:
+        """The head of the queue gets the blocks for its prompt, of which the lookup just made has `found` some tokens;
+        the others are to come, all but the last."""
+        request = self.waiting.popleft()
+        if found:
+            self.kv.claim(request)
+        self.kv.hold(request, found, request.target)
+        request.pulls = False
+        request.computed = request.target - 1
+        request.ticket = self.tickets
+        self.tickets += 1
+        self.pulling[request.id] = request
+        batch.pulls.append((request, found))
+
+    def pulled(self, request: Request) -> None:
+        """What `request` pulled is there, and it waits for its turn; if it was given up meanwhile, its blocks are
+        free."""
+        del self.pulling[request.id]
+        if request.over:
+            self.kv.release(request, request.target, 0, False)
+        else:
+            request.there = True
+            self.enqueue(request)
+
+    def withdraw(self, request: Request) -> None:
+        """A request that waits was given up."""
+        self.waiting.remove(request)
+        if request.there:
+            self.kv.release(request, request.target, 0, False)
+
+    def resume(self, batch: Batch) -> None:
+        """The head of the queue, whose KV has come, computes its last prompt token."""
+        request = self.waiting.popleft()
+        request.ticket = ticket = self.tickets
+        self.tickets = ticket + 1
+        self.running[ticket] = request
+        before = request.computed
+        request.there = False
+        request.computed = request.target
+        self.kv.filled(request, request.target)
+        batch.chunks.append((request, 1, before))
 
     def admit(self, batch: Batch, tokens: int, found: int = 0, reserve: int = 0) -> None:
         """Move the head of the queue into the batch with its first chunk of `tokens` prompt tokens, after the `found`
@@ -166,7 +235,7 @@ class State:
             if self.by_priority:
                 self.enqueue(request)
             else:
-                self.waiting.appendleft(request)
+                self.waiting.insert(self._place(request), request)
 
     def swap_out(self, batch: Batch, request: Request) -> None:
         """Move the KV of a decoding request to the memory of the host."""
@@ -231,9 +300,15 @@ class State:
                 self.decodes.join(request, self.decodes.step)
 
     def release(self, request: Request, registered: int) -> None:
-        """A request that is over gives back its place and its blocks; a cache may keep those of `registered` tokens."""
+        """A request that is over gives back its place and its blocks; a cache may keep those of `registered` tokens.
+        One whose KV is `kept` gives back its place only."""
         del self.running[request.ticket]
-        self.kv.release(request, request.computed, registered, False)
+        if not request.kept:
+            self.kv.release(request, request.computed, registered, False)
+
+    def give_back(self, request: Request) -> None:
+        """What was `kept` of a request that is over is needed no more."""
+        self.kv.release(request, request.computed, request.computed, False)
 
 
 def rank(request: Request) -> tuple[int, float, int]:

@@ -64,6 +64,19 @@ end in `finish_s`, and like an unfinished one the tokens that its client receive
 GAP_COLUMNS = ("gap_s", "tokens")
 """Columns of the log of long gaps: seconds between two tokens of one request, and how many tokens ended such a one."""
 
+TRANSFER_COLUMNS = (
+    "id",
+    "prefill_replica",
+    "decode_replica",
+    "tokens",
+    "bytes",
+    "read_s",  # the prefill side is done with the prompt
+    "reserved_s",  # the decode side has the blocks
+    "start_s",  # links move bytes
+    "end_s",
+)
+"""Columns of the log of transfers from prefill to decode replicas, one a request that was handed over."""
+
 OUTCOMES = (
     "length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished", "over_step",
 )  # fmt: skip
@@ -195,21 +208,27 @@ class Table(Mapping[str, Floats]):
 
 
 class Log:
-    """All rows of one simulation: steps, requests, and the token gaps that are longer than a step."""
+    """All rows of one simulation: steps, requests, transfers, and the token gaps that are longer than a step."""
 
-    __slots__ = ("gaps", "requests", "steps")
+    __slots__ = ("gaps", "requests", "steps", "transfers")
 
     def __init__(self) -> None:
         self.steps = Rows(STEP_COLUMNS)
         self.requests = Rows(REQUEST_COLUMNS)
         self.gaps = Rows(GAP_COLUMNS)
         """Between tokens of one request with a preemption, or steps that it was left out of, between them."""
+        self.transfers = Rows(TRANSFER_COLUMNS)
 
     def spill(self) -> None:
         """Move what fills blocks out of memory."""
         self.steps.spill()
         self.requests.spill()
         self.gaps.spill()
+        self.transfers.spill()
+
+    def transfer(self, *row: float) -> None:
+        """KV was moved: TRANSFER_COLUMNS."""
+        self.transfers.extend(self.transfers.pack(*row))
 
     def gap(self, seconds: float, tokens: int) -> None:
         """`tokens` tokens came `seconds` after the one before them."""
@@ -218,9 +237,10 @@ class Log:
 
     def record(self, replica: int, request: Request, tokens: int) -> None:
         """What became of a request, whose client received `tokens` (or asked for them, if it was rejected); several
-        samples of one prompt are one request, once the last of them is over."""
+        samples of one prompt are one request, once the last of them is over, and so are its two parts where one replica
+        reads and another answers."""
         if request.of is not None:
-            tokens = request.of.record(tokens)
+            tokens = request.of.record(request, tokens)
             if tokens < 0:
                 return
             request = request.of.request

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 SMALL = {
-    "replica", "prompt_tokens", "cached_tokens", "max_tokens", "preemptions", "samples", "steps", "prefill_requests",
-    "prefill_tokens", "decodes", "gaps", "running", "waiting", "kv_blocks", "kv_blocks_end", "preempted",
+    "replica", "prefill_replica", "decode_replica", "tokens", "prompt_tokens", "cached_tokens", "max_tokens",
+    "preemptions", "samples", "steps", "prefill_requests", "prefill_tokens", "decodes", "gaps", "running", "waiting",
+    "kv_blocks", "kv_blocks_end", "preempted",
 }  # fmt: skip
 LARGE = {"id", "kv_tokens", "output_tokens", "step", "first_step", "last_step"}
 """Whole-numbered columns, kept in 32 and 64 bits: a table of a million requests should stay small."""
@@ -72,6 +73,14 @@ def step_frame(rows: Mapping[str, Floats], block_bytes: Floats) -> pl.DataFrame:
     frame = frame.with_columns(_integers(frame.columns))
     size = pl.Series(block_bytes.astype(np.int64)).gather(frame["replica"])
     return frame.with_columns(kv_cache_bytes=pl.col("kv_blocks").cast(pl.Int64) * size)
+
+
+def transfer_frame(rows: Mapping[str, Floats]) -> pl.DataFrame:
+    """The table of transfers, of some rows of the log."""
+    import polars as pl
+
+    frame = pl.DataFrame(dict(rows))
+    return frame.with_columns(_integers(frame.columns))
 
 
 def write_parquet(path: Path, frames: Iterator[pl.DataFrame]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from benchmarks.accuracy import blis, cases, ranking, recorded, silicon
+from benchmarks.accuracy import blis, cases, instances, ranking, recorded, silicon
 from benchmarks.accuracy.rows import Errors, Row, Uncovered, errors, worst
 from tests.reference import reference
 
@@ -89,6 +89,17 @@ def test_what_users_ask_again(tmp_path: Path) -> None:
         found = errors(experts, metric)
         assert found
         assert found.median < most, metric
+
+
+def test_several_instances(tmp_path: Path) -> None:
+    """One machine, of which one layout's TPOT is fitted: two replicas, and prefill apart (one figure more)."""
+    root = reference("reference", "llmservingsim").parent
+    rows = {row.layout: row for row in instances.compare(root, tmp_path) if row.model == instances.DENSE}
+    two, split = rows["2 replicas of tp 4"], rows["1 prefill + 1 decode, tp 4 each"]
+    assert abs(two.off("TPOT")) < 0.03
+    assert abs(two.off("TTFT")) < 0.1
+    assert abs(split.off("TTFT")) < 0.06
+    assert abs(split.off("tokens/s")) < 0.06
 
 
 def test_published_benchmarks() -> None:

@@ -16,13 +16,15 @@ CODE, KV, RAG = "scenarios/mix-code.yaml", "scenarios/kv-pressure.yaml", "scenar
 BUDGET, QUICK, OWN = "scenarios/token-budget.yaml", "scenarios/quickstart.yaml", "docs/own-policy/scenario.yaml"
 LOOP, AGENT, SUMMARY = "scenarios/closed-loop-benchmark.yaml", "scenarios/mix-agent.yaml", "scenarios/mix-summary.yaml"
 CHAT, LEGAL, BATCH = "scenarios/mix-chat.yaml", "scenarios/mix-legal.yaml", "scenarios/mix-batch.yaml"
-PRIORITY, FLEET = "scenarios/priority.yaml", "scenarios/mixed-fleet.yaml"
+PRIORITY, FLEET, SPLIT = "scenarios/priority.yaml", "scenarios/mixed-fleet.yaml", "scenarios/split-serving.yaml"
 CHUNKS = "workload.sessions.chunks=5"
 TOKENS = "engine.max_num_batched_tokens="
 FCFS = "engine.scheduling_policy=fcfs workload.classes.0.priority=0"
 KV_TOKEN_BYTES = 131_072  # llama-3.1-8b in 16 bits
 
 ROUTER = "cluster.router="
+TOGETHER = 'cluster.pools=[{"gpu":"h100-sxm","replicas":4}] cluster.split=null'
+READERS = "cluster.pools.0.replicas={} cluster.pools.1.replicas={}"
 
 STATED = [  # scenario, --set options, the summary's key, what the header says of {it}, the header's unit in the key's
     (LOOP, "", "request_throughput", "{5.4} requests", 1),
@@ -64,6 +66,18 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (FLEET, f"{ROUTER}power-of-two", "slo_attainment", "two random choices {88} %", 0.01),
     (FLEET, f"{ROUTER}kv-utilisation", "slo_attainment", "in use {99.9} %", 0.01),
     (FLEET, f"{ROUTER}kv-utilisation", "p99_ttft_ms", "p99 {0.77} s", 1e3),
+    (SPLIT, "", "slo_attainment", "meet it for all requests", 1.0),
+    (SPLIT, "", "mean_tpot_ms", "TPOT is {11.8} ms", 1),
+    (SPLIT, "", "p99_tpot_ms", "(p99 {14.1} ms)", 1),
+    (SPLIT, "", "mean_ttft_ms", "is TTFT, {0.45} s instead", 1e3),
+    (SPLIT, TOGETHER, "slo_attainment", "meet it for {62} %", 0.01),
+    (SPLIT, TOGETHER, "mean_tpot_ms", "TPOT is {15.6} ms", 1),
+    (SPLIT, TOGETHER, "p99_tpot_ms", "(p99 {29} ms)", 1),
+    (SPLIT, TOGETHER, "p99_itl_ms", "one gap in a hundred {179} ms", 1),
+    (SPLIT, TOGETHER, "mean_ttft_ms", "instead of {0.16} s", 1e3),
+    (SPLIT, "engine.block_size=64", "mean_ttft_ms", "save 0.09 s of TTFT", 358),
+    (SPLIT, READERS.format(1, 3), "saturated", "prompts pile up", True),
+    (SPLIT, READERS.format(3, 1), "saturated", "with three and one, answers do", True),
     (LEGAL, "", "mean_ttft_ms", "TTFT is {0.31} s", 1e3),
     (LEGAL, "workload.rate=2", "saturated", "two a second are too many", True),
     (RAG, "", "mean_ttft_ms", "{0.83} s to the first token", 1e3),

@@ -36,6 +36,11 @@ class Scheduler:
         """Whether requests wait by their priority, not as they came."""
         return False
 
+    @property
+    def pulled_first(self) -> bool:
+        """Whether a request whose KV has come from elsewhere waits in front of all others."""
+        return False
+
     def plan(self, state: State) -> Batch:
         """The next step's batch, its blocks taken."""
         raise NotImplementedError

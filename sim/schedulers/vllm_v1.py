@@ -5,7 +5,8 @@ request is admitted only while the budget, `max_num_seqs` and the free blocks al
 `scheduler_reserve_full_isl` only if its whole sequence so far fits; beside others only if the `watermark`'s share of
 all blocks stays free (from 0.24); when a running request finds no block, the newest
 running request (by priority: the one of the greatest number, of these the last to arrive) is preempted, to be
-recomputed, and nothing is admitted in that step.
+recomputed, and nothing is admitted in that step. A request whose prompt's KV comes from elsewhere gets the blocks for
+it when its turn comes, and a place once it has come (`WAITING_FOR_REMOTE_KVS`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ class VllmV1(Scheduler):
 
     Rules of a version: `long_prefill_alone_exempt`, and `preemption_skips_one`: by priority, when a running request
     with nothing to compute is preempted for a later one, the one after that is left out of the step (before 0.32).
+    Of requests whose KV comes from elsewhere: `pulled_queue`, whether those that hold blocks wait in a queue of their
+    own, which goes first (from 0.19, by priority from 0.32; else they come after the preempted, or by priority); and
+    `pulls_spare_prefills`: they get blocks only beside those that running prompts still need (from 0.24).
     """
 
     max_num_batched_tokens: int
@@ -34,11 +38,18 @@ class VllmV1(Scheduler):
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     preemption_skips_one: bool = False
     watermark: float = 0.0
+    pulled_queue: Literal["never", "fcfs", "always"] = "always"
+    pulls_spare_prefills: bool = True
 
     @property
     def by_priority(self) -> bool:
         """The queue goes by priority."""
         return self.scheduling_policy == "priority"
+
+    @property
+    def pulled_first(self) -> bool:
+        """Who holds blocks has a queue of his own."""
+        return self.pulled_queue == "always" or (self.pulled_queue == "fcfs" and not self.by_priority)
 
     def plan(self, state: State) -> Batch:
         """The next step's batch; takes its blocks."""
@@ -84,7 +95,7 @@ class VllmV1(Scheduler):
 
     def _chunk_limit(self, state: State) -> int:
         """The most tokens of one prompt in this step; vLLM 0.32 exempts the only request there is."""
-        if self.long_prefill_alone_exempt and len(state.running) + len(state.waiting) <= 1:
+        if self.long_prefill_alone_exempt and len(state.running) + len(state.waiting) + len(state.pulling) <= 1:
             return self.max_num_batched_tokens
         return self.long_prefill_token_threshold
 
@@ -167,8 +178,22 @@ class VllmV1(Scheduler):
         watermark = int(self.watermark * (kv.usable + 1))
         while waiting and budget > 0 and len(running) < self.max_num_seqs:
             target = waiting[0].target
+            spare = watermark if running else 0
+            if waiting[0].there:
+                if spare > kv.free:
+                    break
+                state.resume(batch)
+                budget -= 1
+                continue
             found, idle = kv.lookup(waiting[0])
             tokens = target - found
+            if waiting[0].pulls:
+                if self.pulls_spare_prefills:
+                    spare += sum(kv.needed(r.computed, r.target) for r in state.prefilling.values())
+                if kv.reserved(found, target, target) > kv.free - idle - spare:
+                    break
+                state.pull(batch, found)
+                continue
             if tokens > chunk_limit:
                 tokens = chunk_limit
             if tokens > budget:
@@ -176,7 +201,7 @@ class VllmV1(Scheduler):
                     break
                 tokens = budget
             first = found + tokens
-            free = kv.free - idle - (watermark if running else 0)
+            free = kv.free - idle - spare
             if kv.reserved(found, first, target if self.scheduler_reserve_full_isl else first) > free:
                 batch.untouched_blocks = kv.untouched()
                 break

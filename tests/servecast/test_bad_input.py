@@ -111,7 +111,7 @@ sede: 1
             {"pools": [{"gpu": "h100-sxm"}, {"gpu": "h100-sxm", "model": "qwen3-8b"}]},
             "which requests ask for",
         ),
-        ("cluster", {"pools": [{"gpu": "h100-sxm", "role": "prefill"}]}, "not modelled yet"),
+        ("cluster", {"pools": [{"gpu": "h100-sxm", "role": "prefill"}]}, "needs a decode pool"),
         ("cluster", {"pools": [{"gpu": "h100-sxm", "role": "x"}]}, "'unified', 'prefill' or 'decode'"),
         ("model", "Llama-3.1-8B", "did you mean 'llama-3.1-8b'"),
         ("model", "meta-llama/Llama-3.1-8B", "nothing is downloaded"),

@@ -13,7 +13,6 @@ from sim.frontend import FrontEnd
 from sim.prefixcache import PrefixCache
 from sim.radixcache import RadixCache
 from sim.replica import Replica
-from sim.samples import once
 from sim.schedulers.static_batching import StaticBatching
 from sim.source import Desk
 from sim.state import State
@@ -70,8 +69,14 @@ def simulate(
     if kv is None:
         windows = WindowCache(num_blocks, block_size, tables) if tables.windows else None
         kv = windows or policy.cache(num_blocks, block_size)
-    state = State(kv, policy.by_priority, tables)
-    on_finish = once(source.on_finish)
+    state = State(kv, policy.by_priority, tables, policy.pulled_first)
+
+    def on_finish(request, now):
+        if request.of is None:
+            source.on_finish(request, now)
+        else:
+            request.of.ended(request, now, source.on_finish)
+
     replica = Replica(
         0, clock, state, policy, cost, log, on_finish, max_model_len=max_model_len, asynchronous=asynchronous
     )

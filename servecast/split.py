@@ -1,0 +1,118 @@
+"""Prefill and decode pools: which of them hand over to which, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from calibrate.connectors import TransferLink, load_connector, load_transfer_link, node_link, transfer_link_names
+from calibrate.routes import Side
+from calibrate.transfer import TransferCosts
+from servecast.errors import ServecastError, one_of
+from servecast.pools import PoolSetup
+from servecast.requests import Requests
+from servecast.scenario import Scenario, SplitPart
+from sim.handover import Split
+from sim.schedulers.vllm_v1 import VllmV1
+
+
+def split_of(scenario: Scenario, pools: Sequence[PoolSetup]) -> Split | None:
+    """How the cluster's prefill pools hand over to its decode pools; None where all pools are unified.
+
+    Raises ServecastError with all that is wrong with that.
+    """
+    part = scenario.cluster.split or SplitPart()
+    prefill, decode = ([i for i, pool in enumerate(pools) if pool.role == role] for role in ("prefill", "decode"))
+    if not prefill:
+        return None
+    connector, problems = load_connector(part.connector), list[str]()
+    transfers = {}
+    if connector.pieces != "whole":
+        problems.append(f"cluster.split.connector: {part.connector} sends {connector.pieces} while it reads, which is "
+                        "not simulated yet; nixl, nixl-push, mooncake and lmcache move whole prompts")  # fmt: skip
+    for i in prefill:
+        for j in decode:
+            source, to = pools[i], pools[j]
+            if source.serves != to.serves:
+                continue
+            dtypes = [pool.model.kv_dtype or pool.model.dtype for pool in (source, to)]  # as served, unlike `for_`
+            if dtypes[0] != dtypes[1]:
+                problems.append(
+                    f"cluster.pools.{j}.engine.kv_cache_dtype: KV is {dtypes[0]} on the prefill side, {dtypes[1]} on "
+                    "the decode side: blocks move unchanged, set one"
+                )
+            try:
+                link, other = _link(part, pools, source, to)
+                here = Side(source.gpu, source.layout, source.engine, link)
+                there = Side(to.gpu, to.layout, to.engine, other)
+                transfers[i, j] = TransferCosts.for_(source.model, here, there, connector, part.run_blocks)
+            except ServecastError as error:
+                pair = f" ({source.name} to {to.name})"
+                problems += (p if p.startswith("cluster.") else f"cluster.split.{p}{pair}" for p in error.problems)
+    if problems:
+        raise ServecastError(*dict.fromkeys(problems))
+    return Split(
+        transfers,
+        router=part.router["kind"],
+        parameters={key: value for key, value in part.router.items() if key != "kind"},
+        pull=connector.moves == "pull",
+        posts_first=any(cost.transport.posts_first for cost in transfers.values()),
+        first_token=part.first_token,
+        local_tokens=part.local_tokens,
+    )
+
+
+def _link(
+    part: SplitPart, pools: Sequence[PoolSetup], source: PoolSetup, to: PoolSetup
+) -> tuple[TransferLink, TransferLink]:
+    """The way out of a prefill and into a decode replica."""
+    if part.link is not None:
+        return (load_transfer_link(part.link),) * 2
+    gpus, node = sum(pool.gpus for pool in pools), source.gpu.gpus_per_node
+    kinds = dict.fromkeys(pool.gpu.id for pool in pools)
+    if len(kinds) > 1 or gpus > node:
+        raise ServecastError(
+            f"cluster.split.link: missing; {gpus} GPUs of {one_of(kinds)} are not in one node (of {node}); name what "
+            f"is between them: {one_of(transfer_link_names())}"
+        )
+    return node_link(source.gpu), node_link(to.gpu)
+
+
+def wrong_roles(scenario: Scenario) -> Iterator[str]:
+    """How the pools' roles do not go together."""
+    roles: dict[str, dict[str, int]] = {}
+    for i, pool in enumerate(scenario.cluster.pools):
+        roles.setdefault(pool.model or scenario.model, {}).setdefault(pool.role, i)
+    for model, places in roles.items():
+        for role, other in (("prefill", "decode"), ("decode", "prefill")):
+            if role in places and other not in places:
+                yield (
+                    f"cluster.pools.{places[role]}.role: a {role} pool needs a {other} pool that serves {model} too; "
+                    "add one, or make it unified"
+                )
+        if "unified" in places and len(places) > 1:
+            yield (
+                f"cluster.pools.{places['unified']}.role: {model} is served by unified pools and by split ones; "
+                "make all of them the same"
+            )
+    if scenario.cluster.split is not None and not any("prefill" in places for places in roles.values()):
+        yield "cluster.split: there are no prefill and decode pools; give pools these roles, or take it out"
+
+
+def not_split(pools: Sequence[PoolSetup], requests: Requests | None) -> Iterator[str]:
+    """What of the pools and the workload is not simulated where prefill and decode are apart."""
+    for i, pool in enumerate(pools):
+        if pool.role == "unified":
+            continue
+        if not isinstance(pool.scheduler, VllmV1):
+            yield (
+                f"cluster.pools.{i}.role: prefill and decode apart are simulated with vLLM's V1 scheduler; "
+                f"{pool.engine.preset} plans with {pool.scheduler}"
+            )
+        if pool.model.windows:
+            yield (
+                f"cluster.pools.{i}.role: prefill and decode apart are not simulated for layers with windows, which "
+                f"{pool.model.name} has"
+            )
+    apart = any(pool.role != "unified" for pool in pools)
+    if apart and requests is not None and requests.trace.samples is not None:
+        yield "workload: several samples of one prompt (n) are not simulated where prefill and decode are apart"

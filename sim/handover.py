@@ -1,0 +1,211 @@
+"""One replica reads a prompt, another answers: who hands over to whom, and what it waits for on the way.
+
+As in vLLM with a pulling connector (`kv_connector/v1/nixl`): the prefill side computes one token; its blocks stay until
+the decode side has them, which it reserves before it pulls; with a pushing one the same, but for whose host posts. The
+decode side computes the prompt's last token again, and streams the first token, unless that comes from the prefill side
+(`first_token`). A transfer waits for the host that posts it, and for the links of both replicas, one after the other.
+What a transfer costs it is told; a time limit on what is kept it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from sim.clock import ARRIVAL, Clock
+from sim.request import Request
+from sim.steplog import CANCELLED, LENGTH, REJECTED, STOP, Log
+
+if TYPE_CHECKING:
+    from sim.direct import Direct
+
+
+class Transfer(Protocol):
+    """What it takes to move the KV of `tokens` tokens between two replicas, in seconds."""
+
+    @property
+    def fixed_s(self) -> float:
+        """For which nobody is busy."""
+        ...
+
+    def posting_s(self, tokens: int) -> float:
+        """Of the host that starts it."""
+        ...
+
+    def occupancy_s(self, tokens: int) -> float:
+        """Of the links."""
+        ...
+
+    def moved_bytes(self, tokens: int) -> float:
+        """What crosses them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How prefill hands over to decode.
+
+    `transfers`: what moving KV costs, by the numbers of the prefill and the decode pool. `pull`: the decode side's host
+    posts transfers, else the prefill side's; `posts_first`: before links are busy. `first_token`: which side streams
+    it. `local_tokens`: prompts up to so long are read by the decode side itself. `router` and `parameters`: who of the
+    decode side gets a request; the prefill side's are the cluster's.
+    """
+
+    transfers: Mapping[tuple[int, int], Transfer]
+    router: str = "round-robin"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    pull: bool = True
+    posts_first: bool = False
+    first_token: Literal["decode", "prefill"] = "decode"
+    local_tokens: int = 0
+
+
+class HandOver:
+    """A client's `request`, and the two that the replicas see: `reading` and, once that is done, `answering`."""
+
+    __slots__ = ("_desk", "answering", "reading", "request")
+
+    def __init__(self, request: Request, desk: SplitDesk) -> None:
+        self._desk = desk
+        self.request = request
+        reading = Request(request.id, request.arrival_s, request.prompt_tokens, 1, 1, request.priority)
+        reading.of, request.of = self, self
+        reading.streams = desk.split.first_token == "prefill"
+        reading.kept = request.output_tokens > 1 or not reading.streams
+        self.reading = reading
+        self.answering: Request | None = None
+
+    @property
+    def all(self) -> tuple[Request]:
+        """The one that a replica has now."""
+        return (self.answering or self.reading,)
+
+    def record(self, part: Request, tokens: int) -> int:
+        """A part is over, which yielded `tokens`. Returns what the client received if the request is over, else -1."""
+        if part is self.reading and part.finished and part.kept:
+            return -1
+        whole, reading = self.request, self.reading
+        if part is reading:
+            reading.kept = False  # nobody will pull it
+        whole.outcome = part.outcome
+        if part.finished:
+            whole.outcome = LENGTH if whole.output_tokens == whole.max_tokens else STOP
+        whole.replica = part.replica
+        whole.finish_s, whole.first_step, whole.last_step = part.finish_s, part.first_step, part.last_step
+        whole.scheduled_s, whole.cached_tokens = reading.scheduled_s, reading.cached_tokens
+        whole.preemptions = reading.preemptions + (part.preemptions if part is not reading else 0)
+        early = self._desk.split.first_token == "prefill"
+        whole.first_token_s = (reading if early else part).first_token_s
+        if part.outcome in REJECTED:
+            return whole.output_tokens
+        return tokens + (early and part is not reading)
+
+    def pull(self, part: Request, found: int, reserved_s: float) -> None:
+        """Its decode replica has the blocks since `reserved_s`, and has found `found` tokens of them."""
+        self._desk.pull(self, part, found, reserved_s)
+
+    def ended(self, part: Request, now: float, over: Callable[[Request, float], None]) -> None:
+        """A part is over, and `over` says so of the whole once it is."""
+        self._desk.ended(self, part, now, over)
+
+
+class SplitDesk:
+    """Takes requests for one model whose replicas read or answer: `prefill` and `decode` choose among them."""
+
+    def __init__(
+        self, clock: Clock, log: Log, prefill: Direct, decode: Direct, split: Split, pools: Sequence[int]
+    ) -> None:
+        self.split = split
+        self._clock = clock
+        self._log = log
+        self._prefill = prefill
+        self._decode = decode
+        self._pools = pools  # of each replica
+        self._host_free_s = [0.0] * len(pools)
+        self._link_free_s = [0.0] * len(pools)
+
+    def submit(self, request: Request) -> None:
+        """A client's request arrives now."""
+        if request.prompt_tokens <= self.split.local_tokens:
+            self._decode.submit(request)
+        else:
+            self._prefill.submit(HandOver(request, self).reading)
+
+    def cancel(self, request: Request, now: float) -> None:
+        """Its client has given up."""
+        hand_over = request.of
+        if not isinstance(hand_over, HandOver):
+            self._decode.cancel(request, now)
+        elif hand_over.answering is None:
+            self._prefill.cancel(hand_over.reading, now)
+        else:
+            self._decode.cancel(hand_over.answering, now)
+
+    def over(self, request: Request) -> None:
+        """A client's request is over."""
+        if request.of is None:  # the decode side has read it itself
+            self._decode.over(request)
+
+    def ended(self, hand_over: HandOver, part: Request, now: float, over: Callable[[Request, float], None]) -> None:
+        """One of the two requests is over."""
+        whole, reading = hand_over.request, hand_over.reading
+        if part is reading:
+            self._prefill.over(part)
+            if part.finished and part.kept:
+                self._answer(hand_over, now)
+                return
+        else:
+            self._decode.over(part)
+            if part.outcome in (CANCELLED, *REJECTED) and part.pulls:
+                self._give_back(reading, now)
+        over(whole, now)
+
+    def _answer(self, hand_over: HandOver, now: float) -> None:
+        whole, reading = hand_over.request, hand_over.reading
+        early = int(self.split.first_token == "prefill")
+        answering = Request(
+            whole.id, now, whole.prompt_tokens + early, whole.output_tokens - early, whole.max_tokens - early,
+            whole.priority,
+        )  # fmt: skip
+        answering.of = hand_over
+        answering.pulls = True
+        if early:
+            answering.gap_from_s = reading.first_token_s
+        hand_over.answering = answering
+        self._decode.submit(answering)
+
+    def pull(self, hand_over: HandOver, request: Request, found: int, reserved_s: float) -> None:
+        """The decode side has the blocks for `request` since `reserved_s`: what it has not found of the prompt moves.
+
+        An asynchronous engine says so when the step begins that it has planned with it, one step late: transfers of
+        other replicas that were posted meanwhile come first.
+        """
+        if not hand_over.reading.kept:  # it was given up after this was planned
+            self._decode.front_end(request).replica.transferred(request, self._clock.now)
+            return
+        source, to = hand_over.reading.replica, request.replica
+        tokens = hand_over.request.prompt_tokens - found
+        cost = self.split.transfers[self._pools[source], self._pools[to]]
+        host, links = self._host_free_s, self._link_free_s
+        poster = to if self.split.pull else source
+        begin = max(reserved_s + cost.fixed_s, host[poster])
+        posted = host[poster] = begin + cost.posting_s(tokens)
+        wire = max(posted if self.split.posts_first else begin, links[source], links[to])
+        links[source] = links[to] = moved = wire + cost.occupancy_s(tokens)
+        end = max(moved, posted)
+        read_s, moved_bytes = hand_over.reading.finish_s, cost.moved_bytes(tokens)
+        self._log.transfer(hand_over.request.id, source, to, tokens, moved_bytes, read_s, reserved_s, wire, end)
+        if end > self._clock.now:
+            self._clock.call_at(end, lambda _: self._moved(hand_over, request), ARRIVAL)
+        else:
+            self._moved(hand_over, request)
+
+    def _moved(self, hand_over: HandOver, request: Request) -> None:
+        now = self._clock.now
+        self._give_back(hand_over.reading, now)
+        self._decode.front_end(request).replica.transferred(request, now)
+
+    def _give_back(self, reading: Request, now: float) -> None:
+        reading.kept = False
+        self._prefill.front_end(reading).replica.transferred(reading, now)
