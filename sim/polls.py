@@ -2,8 +2,8 @@
 
 As in vLLM: a worker looks which transfers are over when it has launched a step (`get_finished` in
 `v1/worker/kv_connector_model_runner_mixin.py` and `v1/worker/gpu/kv_connector.py`), and the scheduler hears of them
-once that step has ended. A step without work is no step: it is over at once. With two batches in flight the step that looks
-is launched when the one before it begins.
+once that step has ended. A step without work is no step: it is over at once. With two batches in flight the step that
+looks is launched when the one before it begins.
 """
 
 from __future__ import annotations

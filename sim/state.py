@@ -74,9 +74,9 @@ class State:
     """One replica's requests before step `step`.
 
     `waiting` in queue order: as they came, or `by_priority` (the least first, then the earliest); who holds blocks
-    since its KV has come is first of all, or (not `pulled_first`) comes after the preempted or by priority; `swapped`, whose
-    KV is in the memory of the host, as they went; `running` and `prefilling` (the running ones whose prompt is not
-    complete) by ticket, oldest admission first unless `place_first` said otherwise; the decoding ones only as
+    since its KV has come is first of all, or (not `pulled_first`) comes after the preempted or by priority; `swapped`,
+    whose KV is in the memory of the host, as they went; `running` and `prefilling` (the running ones whose prompt is
+    not complete) by ticket, oldest admission first unless `place_first` said otherwise; the decoding ones only as
     aggregates, which are the `windows` where the model has such; `pulling`, by their number, those whose KV is on its
     way, which have their blocks and no place. A running request that is neither prefilling nor decoding has finished
     and waits for its release (asynchronous scheduling).
