@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.cost import CompiledCost, buffer_bytes, head_shapes, operator_s, padded_tokens
+from calibrate.cost import CompiledCost, padded_tokens
 from calibrate.engine import EngineSpec
+from calibrate.kernel_times import buffer_bytes, head_shapes, operator_s
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
 from calibrate.operators import Operator, attention_groups, step_operators
@@ -112,4 +113,4 @@ def _inside(op: Operator, rows: Floats, layout: Parallelism, prices: Prices) -> 
         return prices.inside("moe", op.weights, rows, *op.shape, layout.tp, 1)
     if op.family == "elementwise":
         return prices.inside("elementwise", op.name, rows, *op.shape)
-    return prices.inside("collective", op.family, buffer_bytes(op, rows, layout), layout.tp)
+    return prices.inside("collective", op.family, buffer_bytes(op, rows), len(layout.ranks(op.group)))

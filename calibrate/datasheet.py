@@ -73,9 +73,10 @@ class Datasheet:
 
     def collective_s(self, op: str, size: Floats, gpus: int) -> Floats:
         """See `Prices`: a ring, in which each GPU sends 2 (g - 1) / g of an all-reduce's buffer, half of it to
-        gather."""
+        gather or scatter. What one GPU sends another takes the link of a ring of two."""
         link = self.gpu.link
-        sent = (2 if op == "allreduce" else 1) * (gpus - 1) / gpus * size
+        parts = {"allreduce": 2.0, "sendrecv": gpus / (gpus - 1)}
+        sent = parts.get(op, 1.0) * (gpus - 1) / gpus * size
         seconds: Floats = link.latency_s + sent / (link.share(gpus) * link.bandwidth_bytes_per_s)
         return seconds
 

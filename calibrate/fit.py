@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from calibrate.cost import kernels_s
 from calibrate.hardware import Gpu, load_gpu
+from calibrate.kernel_times import kernels_s
 from calibrate.kernels import collective, decode, elementwise, gemm, moe_fit, prefill
 from calibrate.kernels.roofline import Roofline, from_gpu
 from calibrate.kernels.tally import Tally

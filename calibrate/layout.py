@@ -1,15 +1,22 @@
 """How one model instance is spread over GPUs, with vLLM's rules for what divides what.
 
-Steps are priced under tensor parallelism only; the memory plan knows the other ways too.
+GPUs are numbered as vLLM's ranks are (`initialize_model_parallel` of vllm/distributed/parallel_state.py): those of a
+tensor parallel group are neighbours, then come the pipeline's stages, then the data parallel ranks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from calibrate.connectors import TransferLink
 from calibrate.hardware import Gpu
 from calibrate.model import ModelSpec
 from servecast.errors import one_of
+
+Group = Literal["tp", "dp", "experts", "stage"]
+"""GPUs that talk to each other: of one tensor parallel group; one of each data parallel rank; all that share experts;
+two in neighbouring pipeline stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +25,8 @@ class Parallelism:
 
     `tp` GPUs each hold a slice of every layer of a stage, of which there are `pp`. `dp` such groups serve requests of
     their own, with their own KV cache, and share the experts, which are cut over all `tp` x `dp` GPUs: each expert, or
-    with `ep` whole experts are dealt out. `dcp` of the `tp` GPUs share the tokens of a sequence's KV cache.
+    with `ep` whole experts are dealt out. `dcp` of the `tp` GPUs share the tokens of a sequence's KV cache. `network`
+    is the adapter between nodes, where there are several.
     """
 
     tp: int
@@ -26,6 +34,7 @@ class Parallelism:
     dp: int = 1
     ep: bool = False
     dcp: int = 1
+    network: TransferLink | None = None
 
     @property
     def gpus(self) -> int:
@@ -36,6 +45,30 @@ class Parallelism:
         """Layers of each pipeline stage: what is left over goes to the middle ones first (`get_pp_indices` of vLLM)."""
         each, left = divmod(layers, self.pp)
         return [each + (1 <= self.pp - 1 - stage <= left) for stage in range(self.pp)]
+
+    def ranks(self, group: Group, stage: int = 0) -> list[int]:
+        """The GPUs of the first group of a kind in a stage; of "stage", a GPU and its like in the next stage."""
+        first = stage * self.tp
+        if group == "stage":
+            return [first, first + self.tp]
+        inner = range(self.tp if group in ("tp", "experts") else 1)
+        outer = range(self.dp if group in ("dp", "experts") else 1)
+        return [first + d * self.pp * self.tp + t for d in outer for t in inner]
+
+    def nodes(self, group: Group, gpus_per_node: int, stage: int = 0) -> int:
+        """How many nodes these GPUs are on, replicas beginning with a node of their own where they need several."""
+        return len({rank // gpus_per_node for rank in self.ranks(group, stage)})
+
+
+def check_nodes(layout: Parallelism, gpu: Gpu) -> list[str]:
+    """Why the GPUs of a replica cannot reach each other; empty when they can."""
+    if layout.gpus <= gpu.gpus_per_node or layout.network:
+        return []
+    sizes = " x ".join(f"{name} {size}" for name, size in (("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp)))
+    return [
+        f"{layout.gpus} GPUs ({sizes}) are more than the {gpu.gpus_per_node} of a {gpu.id} node, and no network is "
+        f"given that joins nodes: name an adapter, or use at most {gpu.gpus_per_node} GPUs"
+    ]
 
 
 def check_layout(model: ModelSpec, layout: Parallelism, gpu: Gpu) -> list[str]:

@@ -10,13 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from calibrate.layout import Parallelism
+from calibrate.layout import Group, Parallelism
 from calibrate.model import DTYPE_BYTES, ModelSpec
 from calibrate.parts import Latent, Projection
+from calibrate.stages import stage_model
 
+Collective = Literal["allreduce", "allgather", "reducescatter", "sendrecv"]
 Rows = Literal["tokens", "samples", "chunk_keys", "decodes"]
 """The step's tokens; its sampled sequences; new and cached tokens of its prompt chunks; its decoding sequences."""
 
+FIRST = ("embedding",)
+LAST = ("final_norm", "lm_head", "sampling", "logits_allgather")
+"""What only the first and the last pipeline stage do."""
 LOGIT_BYTES = 4  # logits are sampled in fp32
 SAMPLING_PASSES = (
     3  # over the vocabulary: convert, softmax, draw. Assumed: greedy needs fewer, top-k/top-p sorting more
@@ -30,13 +35,14 @@ class Operator:
     `kernels` of them run in a step; together they do `flops_per_row x rows` FLOPs and move
     `fixed_bytes + bytes_per_row x rows` bytes: of HBM, for a collective between GPUs (what one rank sends).
     `shape` is (n, k) of one GEMM y[rows, n] = x[rows, k] W, (hidden, inter, experts, topk) of a layer of gated experts
-    (whole model), or (elements a row,). `weights` is the dtype of a GEMM's or of experts' weights, one of
+    (whole model), or (elements a row,): of a collective those of the whole buffer, see `measurements.py`; a collective
+    runs in each `group` of GPUs. `weights` is the dtype of a GEMM's or of experts' weights, one of
     `measurements.WEIGHTS` ("fp32" besides); "" where it has none. Of a layer of experts, `fixed_bytes` are those of
     all experts: how many of them a step reads depends on its tokens (`touched_share`).
     """
 
     name: str
-    family: Literal["gemm", "elementwise", "moe", "allreduce", "allgather"]
+    family: Literal["gemm", "elementwise", "moe"] | Collective
     rows: Rows
     kernels: int
     shape: tuple[int, ...]
@@ -44,6 +50,7 @@ class Operator:
     fixed_bytes: int
     bytes_per_row: float
     weights: str = ""
+    group: Group = "tp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +131,9 @@ def _chunked_pairs(tokens: int, size: int) -> float:
     return whole * size * (size + 1) / 2 + rest * (rest + 1) / 2
 
 
-def attention_groups(model: ModelSpec, layout: Parallelism) -> tuple[AttentionGroup, ...]:
-    """The attention of all layers, on one rank: those that see everything first."""
+def attention_groups(model: ModelSpec, layout: Parallelism, stage: int = 0) -> tuple[AttentionGroup, ...]:
+    """The attention of all layers of a pipeline stage, on one rank: those that see everything first."""
+    model = stage_model(model, layout, stage)
     tp, latent = layout.tp, model.latent
     kv_dtype = model.kv_dtype or ("fp32" if model.dtype == "fp32" else "bf16")
 
@@ -140,8 +148,9 @@ def attention_groups(model: ModelSpec, layout: Parallelism) -> tuple[AttentionGr
     return (*([group(everything)] if everything else []), *(group(w.layers, w.size, w.chunked) for w in model.windows))
 
 
-def step_operators(model: ModelSpec, layout: Parallelism) -> tuple[Operator, ...]:
-    """Everything but attention, in the order it runs in a layer. Rows are tokens or samples."""
+def step_operators(model: ModelSpec, layout: Parallelism, stage: int = 0) -> tuple[Operator, ...]:
+    """Everything but attention of a pipeline stage, in the order it runs in a layer. Rows are tokens or samples."""
+    model = stage_model(model, layout, stage)
     tp, layers, hidden = layout.tp, model.layers, model.hidden
     vocab = model.padded_vocab // tp
     projections = model.projections(tp)
@@ -162,10 +171,11 @@ def step_operators(model: ModelSpec, layout: Parallelism) -> tuple[Operator, ...
     ]
     if tp > 1:
         operators += _collectives(model, tp)
-    return tuple(operators)
+    missing = (*(FIRST if stage else ()), *(LAST if stage < layout.pp - 1 else ()))
+    return tuple(op for op in operators if op.kernels and op.name not in missing)
 
 
-def attention_operators(model: ModelSpec, layout: Parallelism) -> tuple[Operator, ...]:
+def attention_operators(model: ModelSpec, layout: Parallelism, stage: int = 0) -> tuple[Operator, ...]:
     """What latent attention does beside its projections and its attention kernels; nothing for other models.
 
     A prompt chunk makes the keys and values of its own tokens, and again those of all its cached ones, from latents:
@@ -174,6 +184,7 @@ def attention_operators(model: ModelSpec, layout: Parallelism) -> tuple[Operator
     `mla_absorb` and `mla_values`, whose rows are "decodes" and which are one small GEMM a head; `shape` is that of
     all heads together. vLLM's `MLAAttention` of 0.19.
     """
+    model = stage_model(model, layout, stage)
     if model.latent is None:
         return ()
     latent, heads, layers, size = model.latent, model.heads_per_rank(layout.tp), model.layers, model.dtype_bytes
@@ -191,25 +202,25 @@ def attention_operators(model: ModelSpec, layout: Parallelism) -> tuple[Operator
     )
 
 
-def prefill_attention(model: ModelSpec, layout: Parallelism, q: int, context: int) -> Work:
+def prefill_attention(model: ModelSpec, layout: Parallelism, q: int, context: int, stage: int = 0) -> Work:
     """Causal attention of one chunk: `q` new tokens after `context` cached ones.
 
     FLOPs count the unmasked half only: 4 x heads x head_dim x (q context + q (q + 1) / 2) a layer (QK^T and PV,
     2 FLOPs a multiply-add). Bytes: the cached KV of every token it sees once, queries in and outputs out.
     """
     flops = moved = 0.0
-    for group in attention_groups(model, layout):
+    for group in attention_groups(model, layout, stage):
         flops += group.layers * group.pair_flops(decode=False) * group.pairs(q, context)
         moved += group.layers * group.kv_token_bytes * group.keys(q, context)
         moved += group.layers * group.query_elements(decode=False) * model.dtype_bytes * q
     return Work(flops, moved)
 
 
-def decode_attention(model: ModelSpec, layout: Parallelism, decodes: int, kv_tokens: int) -> Work:
+def decode_attention(model: ModelSpec, layout: Parallelism, decodes: int, kv_tokens: int, stage: int = 0) -> Work:
     """Attention of `decodes` sequences that add one token each to `kv_tokens` cached ones (their sum). Behind windows
     as if all were equally long."""
     flops = moved = 0.0
-    for group in attention_groups(model, layout):
+    for group in attention_groups(model, layout, stage):
         seen = kv_tokens + decodes
         if group.window and decodes:
             seen = min(seen, decodes * group.keys(1, kv_tokens // decodes))
@@ -226,9 +237,14 @@ def touched_share(experts: int, topk: int, tokens: float) -> float:
 
 
 def step_work(
-    model: ModelSpec, layout: Parallelism, chunks: Sequence[tuple[int, int]], decodes: int, kv_tokens: int
+    model: ModelSpec,
+    layout: Parallelism,
+    chunks: Sequence[tuple[int, int]],
+    decodes: int,
+    kv_tokens: int,
+    stage: int = 0,
 ) -> Work:
-    """FLOPs and HBM bytes of a whole step on one rank (collectives' bytes are not HBM bytes)."""
+    """FLOPs and HBM bytes of a whole step on one rank of a pipeline stage (collectives' bytes are not HBM bytes)."""
     new = sum(q for q, _ in chunks)
     rows = {
         "tokens": decodes + new,
@@ -237,13 +253,13 @@ def step_work(
         "decodes": decodes,
     }
     flops, moved = 0.0, 0.0
-    for op in (*step_operators(model, layout), *attention_operators(model, layout)):
+    for op in (*step_operators(model, layout, stage), *attention_operators(model, layout, stage)):
         flops += op.flops_per_row * rows[op.rows]
         if op.family in ("gemm", "elementwise", "moe") and rows[op.rows]:
             read = touched_share(op.shape[2], op.shape[3], rows[op.rows]) if op.family == "moe" else 1.0
             moved += op.fixed_bytes * read + op.bytes_per_row * rows[op.rows]
-    parts = [prefill_attention(model, layout, q, context) for q, context in chunks]
-    parts += [decode_attention(model, layout, decodes, kv_tokens)] if decodes else []
+    parts = [prefill_attention(model, layout, q, context, stage) for q, context in chunks]
+    parts += [decode_attention(model, layout, decodes, kv_tokens, stage)] if decodes else []
     return Work(flops + sum(part.flops for part in parts), moved + sum(part.hbm_bytes for part in parts))
 
 
@@ -334,5 +350,5 @@ def _collectives(model: ModelSpec, tp: int) -> list[Operator]:
 
     # a norm over all heads needs the two sums of squares of all ranks, in fp32
     norm = [allreduce("qk_norm_allreduce", 2 * 4 // size, layers)] if model.qk_norm == "all" else []
-    gather = Operator("logits_allgather", "allgather", "samples", 1, (vocab,), 0, 0, vocab * size * (tp - 1))
+    gather = Operator("logits_allgather", "allgather", "samples", 1, (tp * vocab,), 0, 0, vocab * size * (tp - 1))
     return [*norm, allreduce("allreduce", hidden, 2 * layers), gather]

@@ -42,7 +42,8 @@ class Prices(Protocol):
         """`rows` rows of which each reads and writes `elements` elements."""
 
     def collective_s(self, op: str, size: Floats, gpus: int) -> Floats:
-        """An allreduce or allgather between `gpus` GPUs; `size` as `measurements.py` counts its bytes."""
+        """A collective of `operators.Collective` between `gpus` GPUs, as if on one node; `size` as `measurements.py`
+        counts its bytes."""
 
     def fused_allreduce_s(self, size: Floats, gpus: int) -> Floats | None:
         """An all-reduce in one kernel with the norm after it, the norm's own bytes not counted; None where nobody
@@ -56,4 +57,4 @@ class Prices(Protocol):
 
     def inside(self, family: str, *point: object) -> NDArray[np.bool_]:
         """Which points lie within what was measured. `point`: the sizes of the family as its model's `inside` takes
-        them; of a collective (allreduce or allgather, bytes, GPUs)."""
+        them; of a collective (as `collective_s`)."""

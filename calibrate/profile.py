@@ -131,14 +131,10 @@ class Profile:
 
     def collective_s(self, op: str, size: Floats, gpus: int) -> Floats:
         """See `Prices`."""
-        if "collective" not in self.families:
+        point = self.families["collective"].point(op, size, gpus) if "collective" in self.families else None
+        if point is None:
             return self._datasheet.collective_s(op, size, gpus)
-        model = self.families["collective"]
-        seconds: Floats = (
-            model.allreduce_seconds(size, gpus)
-            if op == "allreduce"
-            else model.seconds("all_gather", "nccl", gpus, size)
-        )
+        seconds: Floats = self.families["collective"].seconds(*point)
         return seconds
 
     def fused_allreduce_s(self, size: Floats, gpus: int) -> Floats | None:
@@ -172,15 +168,10 @@ class Profile:
         )
         if family not in self.families or unmeasured:
             return self._datasheet.inside(family, *point)
-        if family == "collective":
-            op, size, gpus = point
-            model = self.families[family]
-            point = (
-                ("all_reduce", model.allreduce_backend(gpus), gpus, size)
-                if op == "allreduce"
-                else ("all_gather", "nccl", gpus, size)
-            )
-        found: NDArray[np.bool_] = self.families[family].inside(*point)
+        measured = self.families[family].point(*point) if family == "collective" else point
+        if measured is None:
+            return self._datasheet.inside(family, *point)
+        found: NDArray[np.bool_] = self.families[family].inside(*measured)
         return found
 
     def to_text(self) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.cost import head_shapes
+from calibrate.kernel_times import head_shapes
 from calibrate.kernels.chunks import pairs
 from calibrate.kernels.elementwise import ELEMENT_BYTES
 from calibrate.kernels.gemm import ACTIVATION_BYTES, RATES, WEIGHT_BYTES

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 KEY = ("op", "backend", "gpus")
 MANY_SIZES = 40  # beyond it knots are octaves, not the measured sizes
 STEP = 1.35  # times what the slope before it says: there the engine changed the library, not the wire its speed
+PRICED_BY: Mapping[str, tuple[str, str]] = {
+    "allgather": ("all_gather", "nccl"),
+    "reducescatter": ("reduce_scatter", "nccl"),
+    "sendrecv": ("send_recv", "nccl"),
+}
+"""Collective -> the operation and library that price it where they were measured."""
 CUSTOM_GPUS = (2, 4, 6, 8)  # what vLLM's custom all-reduce is built for; other groups get NCCL
 
 
@@ -74,6 +80,12 @@ class CollectiveModel:
         x = np.asarray(size, np.float64)
         curve = self.curves.get((op, backend, gpus))
         return np.zeros(x.shape, np.bool_) if curve is None else (x >= curve.at[0]) & (x <= curve.at[-1])
+
+    def point(self, op: str, size: Any, gpus: int) -> tuple[str, str, int, Any] | None:
+        """(operation, library, GPUs, bytes) of the measured collective that prices one of `operators.Collective`; None
+        where nobody measured one."""
+        key = ("all_reduce", self.allreduce_backend(gpus)) if op == "allreduce" else PRICED_BY[op]
+        return (*key, gpus, size) if any(curve[:2] == key for curve in self.curves) else None
 
     def allreduce_backend(self, gpus: int) -> str:
         """The library whose times an all-reduce of vLLM takes: its own dispatch where that was measured, else NCCL."""

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.cost import CompiledCost, compile_cost, kernels_s
+from calibrate.cost import CompiledCost, compile_cost
 from calibrate.datasheet import Datasheet
 from calibrate.hardware import load_gpu
+from calibrate.kernel_times import kernels_s
 from calibrate.operators import attention_operators, prefill_attention, step_operators, step_work
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import cost, parts

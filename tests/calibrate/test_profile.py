@@ -10,11 +10,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from calibrate.cost import compile_cost, kernels_s
+from calibrate.cost import compile_cost
 from calibrate.coverage import outside_shares
 from calibrate.datasheet import Datasheet
 from calibrate.fit import fit_profile
 from calibrate.hardware import load_gpu
+from calibrate.kernel_times import kernels_s
 from calibrate.measurements import FAMILIES, Device, Measurements
 from calibrate.profile import FOLDER, MODELS, SKEW, Profile, load_profile, profile_names
 from servecast.errors import ServecastError

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from calibrate.cost import compile_cost, kernels_s
+from calibrate.cost import compile_cost
 from calibrate.datasheet import Datasheet
+from calibrate.kernel_times import kernels_s
 from calibrate.kernels.chunks import LocalChunks
 from tests.calibrate.helpers import cost, parts
 

@@ -1,0 +1,154 @@
+"""What the operators of a step take at a GPU's prices, one by one.
+
+It knows kernels, the groups of GPUs between which collectives run and the links that these cross; no engine, no host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from calibrate.engine import EngineSpec
+from calibrate.layout import Parallelism
+from calibrate.model import ModelSpec
+from calibrate.operators import AttentionGroup, Operator, attention_groups, attention_operators, step_operators
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from calibrate.kernels.chunks import ChunkPrices, LocalChunks
+    from calibrate.kernels.heads import HeadShape
+    from calibrate.prices import Prices
+
+    Floats = NDArray[np.float64]
+
+
+NETWORK_LATENCY_S, NETWORK_SHARE = 20e-6, 0.95
+"""Of what crosses between nodes; see docs/calibration.md."""
+MANY_KEYS = 16384.0
+"""Cached tokens of a chunk from which making their keys takes time in proportion to them."""
+
+
+def head_shapes(group: AttentionGroup) -> tuple[HeadShape, HeadShape]:
+    """The attention kernels of a group of layers: that of prompt chunks, and that of decoding sequences.
+
+    Of latent attention these differ: chunks attend to 16-bit keys and values of every head, made from the latents,
+    decoding tokens to the cached latents themselves. Chunked attention runs the kernels of full attention, on each
+    chunk of a sequence as if it were one (`make_local_attention_virtual_batches` of vLLM).
+    """
+    from calibrate.kernels.heads import HeadShape
+
+    window = 0 if group.chunked else group.window
+    if (latent := group.latent) is None:
+        same = HeadShape(group.kv_dtype, group.heads, group.kv_heads, group.head_dim, group.head_dim, window)
+        return same, same
+    return (
+        HeadShape("bf16", group.heads, group.heads, latent.key, latent.value, window),
+        HeadShape(group.kv_dtype, group.heads, 1, latent.cached, latent.kv_rank, window),
+    )
+
+
+def operator_s(op: Operator, rows: Floats, layout: Parallelism, prices: Prices, stage: int = 0) -> Floats:
+    """Seconds of one of the operator's kernels for every number of rows (at least 1 is priced)."""
+    import numpy as np
+
+    rows = np.maximum(rows, 1.0)
+    if op.family == "gemm":
+        return prices.gemm_s(op.weights, rows, *op.shape)
+    if op.family == "moe":
+        hidden, inter, experts, topk = op.shape
+        return prices.moe_s(op.weights, rows, hidden, inter, experts, topk, layout.tp)
+    if op.family == "elementwise":
+        return prices.elementwise_s(op.name, rows, *op.shape)
+    size, gpus = buffer_bytes(op, rows), len(layout.ranks(op.group, stage))
+    seconds = prices.collective_s(op.family, size, gpus)
+    nodes = layout.nodes(op.group, prices.gpu.gpus_per_node, stage)
+    return seconds if nodes == 1 else np.maximum(seconds, across_s(op, size, layout, gpus, nodes))
+
+
+def buffer_bytes(op: Operator, rows: Floats) -> Floats:
+    """Bytes of a collective's whole buffer, as `measurements.py` counts them: what is reduced, or what was gathered."""
+    from calibrate.kernels.gemm import ACTIVATION_BYTES
+
+    size: Floats = rows * ACTIVATION_BYTES * op.shape[0]
+    return size
+
+
+def across_s(op: Operator, size: Floats, layout: Parallelism, gpus: int, nodes: int) -> Floats:
+    """Seconds in which the adapters of one GPU bring what a collective on `nodes` nodes sends between them.
+
+    Of a buffer that is gathered or scattered every node needs the other nodes' parts once, which its GPUs share.
+    """
+    network = layout.network
+    assert network is not None, "check_nodes"
+    sharing = min(network.gpus, layout.tp) if op.group == "stage" else network.gpus
+    crossing = size if op.family == "sendrecv" else size * (nodes - 1) / gpus
+    seconds: Floats = NETWORK_LATENCY_S + crossing * sharing / (NETWORK_SHARE * network.bandwidth_bytes_per_s)
+    return seconds
+
+
+def fusion_saves(
+    reduce: Operator, norm: Operator, rows: Floats, layout: Parallelism, engine: EngineSpec, prices: Prices
+) -> Floats:
+    """Seconds that one all-reduce and the norm after it take less in one kernel: the norm's launch, and what the other
+    all-reduce takes more. Nothing for buffers beyond the engine's limit."""
+    import numpy as np
+
+    limit = engine.fi_allreduce_fusion_max_size_mb or engine.fused_mib.get(layout.tp, 0.0)
+    size = buffer_bytes(reduce, np.maximum(rows, 1.0))
+    fused = prices.fused_allreduce_s(size, layout.tp)
+    if fused is None:
+        return np.zeros_like(rows)
+    launch = operator_s(norm, np.ones(1), layout, prices)
+    saved = operator_s(reduce, rows, layout, prices) + launch - fused
+    return np.where(size <= limit * 2**20, np.maximum(saved, 0.0), 0.0)
+
+
+def with_keys(
+    beside: Sequence[Operator], prices: ChunkPrices | LocalChunks, layout: Parallelism, each: Prices
+) -> ChunkPrices:
+    """The chunks' prices of one layer with what makes keys and values of their own and of their cached tokens."""
+    import numpy as np
+
+    from calibrate.kernels.chunks import ChunkPrices
+
+    assert isinstance(prices, ChunkPrices), "no model has latent and chunked attention"
+
+    def seconds(tokens: Floats) -> Floats:
+        parts = [operator_s(op, tokens, layout, each) for op in beside if op.rows == "chunk_keys"]
+        total: Floats = np.sum(parts, axis=0)
+        return total
+
+    few, many = seconds(np.array([MANY_KEYS, 2.0 * MANY_KEYS]))
+    return prices.plus(seconds, float(many - few) / MANY_KEYS)
+
+
+def kernels_s(
+    model: ModelSpec,
+    layout: Parallelism,
+    prices: Prices,
+    chunks: Sequence[tuple[int, int]],
+    decodes: int,
+    kv_tokens: int,
+) -> float:
+    """Seconds of the kernels of one step, without host, padding or gaps: to compare with measured steps. Behind windows
+    as if all decodes were equally long."""
+    import numpy as np
+
+    from calibrate.kernels.chunks import LocalChunks
+
+    new, beside = sum(q for q, _ in chunks), attention_operators(model, layout)
+    rows = {"tokens": decodes + new, "samples": decodes + len(chunks), "decodes": decodes}
+    total = 0.0
+    for op in (*step_operators(model, layout), *(op for op in beside if op.rows == "decodes" and decodes)):
+        total += op.kernels * float(operator_s(op, np.array([float(rows[op.rows])]), layout, prices)[0])
+    for g in attention_groups(model, layout):
+        of_chunks, decoding = head_shapes(g)
+        if chunks:
+            priced = prices.prefill(of_chunks, max(q for q, _ in chunks), len(chunks))
+            priced = with_keys(beside, priced, layout, prices) if beside else priced
+            total += g.layers * (LocalChunks(priced, g.window) if g.chunked else priced).together(chunks)
+        if decodes:
+            total += g.layers * prices.decode(decoding, decodes).seconds(decodes, g.seen(decodes, kv_tokens))
+    return total
