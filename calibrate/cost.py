@@ -15,7 +15,8 @@ from calibrate.engine import EngineSpec
 from calibrate.kernel_times import fusion_saves, head_shapes, operator_s, with_keys
 from calibrate.layout import Parallelism, check_nodes
 from calibrate.model import ModelSpec
-from calibrate.operators import Operator, attention_groups, attention_operators, step_operators
+from calibrate.operator_spec import Operator
+from calibrate.operators import attention_groups, attention_operators, step_operators
 from calibrate.reads import Line, Reads, reads_of, riding
 from servecast.errors import ServecastError
 
@@ -156,10 +157,14 @@ class CompiledCost:
         """This cost with kernels of long steps `factor` times as long (see `EngineSpec.long_step_factor`)."""
         if factor == 1.0:
             return self
-        tokens = range(len(self.tokens_s))
-        longer = [(1 + (factor - 1) * min(n / LONG_STEP, 1.0)) * s for n, s in zip(tokens, self.tokens_s, strict=True)]
+        longer = [longer_by(factor, tokens) * s for tokens, s in enumerate(self.tokens_s)]
         prefill = tuple((layers, chunks.times(factor)) for layers, chunks in self.prefill)
         return replace(self, tokens_s=longer, prefill=prefill)
+
+
+def longer_by(factor: float, tokens: float) -> float:
+    """How many times as long kernels take in a step of so many tokens, up to `factor` times."""
+    return 1 + (factor - 1) * min(tokens / LONG_STEP, 1.0)
 
 
 def compile_cost(
@@ -185,10 +190,11 @@ def compile_cost(
     every = np.arange(engine.max_num_batched_tokens + 1)
     mixed, decoding = (padded_tokens(engine, every, chunks).astype(np.float64) for chunks in (True, False))
     rows = {"tokens": mixed, "samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64)}
-    operators = step_operators(model, layout, stage)
-    times = lookups(operators, layout, engine, prices, rows)
-    same = np.array_equal(mixed, decoding)
-    decode_times = times if same else lookups(operators, layout, engine, prices, rows | {"tokens": decoding})
+    ways = [layout.all2all(decoding=False), layout.all2all(decoding=True)]
+    operators = [step_operators(model, way, stage) for way in ways]
+    times = decode_times = lookups(operators[0], ways[0], engine, prices, rows)
+    if not np.array_equal(mixed, decoding) or ways[0] != ways[1]:
+        decode_times = lookups(operators[1], ways[1], engine, prices, rows | {"tokens": decoding})
     host, samples = engine.host, rows["samples"]
     if engine.async_scheduling:
         after = np.full_like(samples, host.bubble_s)
@@ -306,6 +312,7 @@ def _provenance(model: ModelSpec, layout: Parallelism, engine: EngineSpec, price
         **prices.provenance,
         "model": model.name,
         "tp": layout.tp,
+        **({} if layout == Parallelism(layout.tp) else {"layout": asdict(layout)}),
         "dtype": model.dtype,
         "long_step_factor": engine.long_step_factor,
         "host": {**asdict(engine.host), **asdict(engine.front_end), "overlapped": engine.async_scheduling},

@@ -12,7 +12,8 @@ from calibrate.engine import EngineSpec
 from calibrate.kernel_times import buffer_bytes, head_shapes, operator_s
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
-from calibrate.operators import Operator, attention_groups, step_operators
+from calibrate.operator_spec import Operator
+from calibrate.operators import attention_groups, step_operators
 from calibrate.prices import Prices
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _inside(op: Operator, rows: Floats, layout: Parallelism, prices: Prices) -> 
     if op.family == "gemm":
         return prices.inside("gemm", op.weights, rows, *op.shape)
     if op.family == "moe":
-        return prices.inside("moe", op.weights, rows, *op.shape, layout.tp, 1)
+        return prices.inside("moe", op.weights, rows, *op.shape, layout.expert_tp, layout.expert_ep)
     if op.family == "elementwise":
         return prices.inside("elementwise", op.name, rows, *op.shape)
     return prices.inside("collective", op.family, buffer_bytes(op, rows), len(layout.ranks(op.group)))

@@ -57,12 +57,23 @@ class Datasheet:
         moved = WEIGHT_BYTES[weights] * n * k + ACTIVATION_BYTES * (n + k) * rows
         return self._multiply_s(weights, 2.0 * n * k * rows, moved)
 
-    def moe_s(self, weights: str, rows: Floats, hidden: int, inter: int, experts: int, topk: int, tp: int) -> Floats:
+    def moe_s(
+        self,
+        weights: str,
+        rows: Floats,
+        hidden: int,
+        inter: int,
+        experts: int,
+        topk: int,
+        tp: int,
+        ep: int = 1,
+        skew: str = "",
+    ) -> Floats:
         """See `Prices`. Tokens draw their experts at random; one kernel for up and one for down."""
         size = 3.0 * hidden * inter / tp  # gate, up, down
-        active, _ = loads("uniform", rows, experts, topk, 1)
-        moved = WEIGHT_BYTES[weights] * size * active + 4 * ACTIVATION_BYTES * topk * (hidden + inter / tp) * rows
-        return self._multiply_s(weights, 2.0 * size * topk * rows, moved) + self.gpu.efficiency.gemm_fixed_s
+        active, assigned = loads(skew or "uniform", rows, experts, topk, ep)
+        moved = WEIGHT_BYTES[weights] * size * active + 4 * ACTIVATION_BYTES * (hidden + inter / tp) * assigned
+        return self._multiply_s(weights, 2.0 * size * assigned, moved) + self.gpu.efficiency.gemm_fixed_s
 
     def elementwise_s(self, op: str, rows: Floats, elements: int) -> Floats:
         """See `Prices`."""

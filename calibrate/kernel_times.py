@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
-from calibrate.operators import AttentionGroup, Operator, attention_groups, attention_operators, step_operators
+from calibrate.operator_spec import Operator
+from calibrate.operators import AttentionGroup, attention_groups, attention_operators, step_operators
+from calibrate.traffic import places
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-NETWORK_LATENCY_S, NETWORK_SHARE = 20e-6, 0.95
-"""Of what crosses between nodes; see docs/calibration.md."""
+NETWORK_LATENCY_S = 20e-6
+NETWORK_SHARE, SEND_SHARE = 0.95, 0.72
+"""What crosses between nodes reaches of an adapter's bandwidth; one GPU's send to another does. docs/calibration.md"""
 MANY_KEYS = 16384.0
 """Cached tokens of a chunk from which making their keys takes time in proportion to them."""
 
@@ -58,7 +61,8 @@ def operator_s(op: Operator, rows: Floats, layout: Parallelism, prices: Prices, 
         return prices.gemm_s(op.weights, rows, *op.shape)
     if op.family == "moe":
         hidden, inter, experts, topk = op.shape
-        return prices.moe_s(op.weights, rows, hidden, inter, experts, topk, layout.tp)
+        tp, ep = layout.expert_tp, layout.expert_ep
+        return prices.moe_s(op.weights, rows, hidden, inter, experts, topk, tp, ep, layout.skew)
     if op.family == "elementwise":
         return prices.elementwise_s(op.name, rows, *op.shape)
     size, gpus = buffer_bytes(op, rows), len(layout.ranks(op.group, stage))
@@ -68,9 +72,12 @@ def operator_s(op: Operator, rows: Floats, layout: Parallelism, prices: Prices, 
 
 
 def buffer_bytes(op: Operator, rows: Floats) -> Floats:
-    """Bytes of a collective's whole buffer, as `measurements.py` counts them: what is reduced, or what was gathered."""
+    """Bytes of a collective's whole buffer, as `measurements.py` counts them: what is reduced, or what was gathered; of
+    an all-to-all what a GPU sends, to itself too."""
     from calibrate.kernels.gemm import ACTIVATION_BYTES
 
+    if op.family.startswith(("dispatch", "combine")):
+        return rows * op.bytes_per_row / op.kernels
     size: Floats = rows * ACTIVATION_BYTES * op.shape[0]
     return size
 
@@ -78,13 +85,20 @@ def buffer_bytes(op: Operator, rows: Floats) -> Floats:
 def across_s(op: Operator, size: Floats, layout: Parallelism, gpus: int, nodes: int) -> Floats:
     """Seconds in which the adapters of one GPU bring what a collective on `nodes` nodes sends between them.
 
-    Of a buffer that is gathered or scattered every node needs the other nodes' parts once, which its GPUs share.
+    Of a buffer that is gathered or scattered every node needs the other nodes' parts once, which its GPUs share. A
+    token goes to each of its experts, or once to every node that has some (DeepEP for high throughput).
     """
     network = layout.network
     assert network is not None, "check_nodes"
     sharing = min(network.gpus, layout.tp) if op.group == "stage" else network.gpus
-    crossing = size if op.family == "sendrecv" else size * (nodes - 1) / gpus
-    seconds: Floats = NETWORK_LATENCY_S + crossing * sharing / (NETWORK_SHARE * network.bandwidth_bytes_per_s)
+    share, crossing = NETWORK_SHARE, size * (nodes - 1) / gpus
+    if op.family == "sendrecv":
+        share, crossing = SEND_SHARE, size
+    elif op.family.startswith(("dispatch", "combine")):
+        crossing = size * (nodes - 1) / nodes
+        if op.family.endswith("high_throughput"):
+            crossing *= places(nodes, op.shape[1]) / places(gpus, op.shape[1])
+    seconds: Floats = NETWORK_LATENCY_S + crossing * sharing / (share * network.bandwidth_bytes_per_s)
     return seconds
 
 

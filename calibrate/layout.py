@@ -6,8 +6,8 @@ tensor parallel group are neighbours, then come the pipeline's stages, then the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from calibrate.connectors import TransferLink
 from calibrate.hardware import Gpu
@@ -17,6 +17,8 @@ from servecast.errors import one_of
 Group = Literal["tp", "dp", "experts", "stage"]
 """GPUs that talk to each other: of one tensor parallel group; one of each data parallel rank; all that share experts;
 two in neighbouring pipeline stages."""
+All2All = Literal["allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"]
+"""vLLM's words; "deepep_auto" is SGLang's `deepep_mode: auto`, low latency in steps of decodes alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,11 @@ class Parallelism:
 
     `tp` GPUs each hold a slice of every layer of a stage, of which there are `pp`. `dp` such groups serve requests of
     their own, with their own KV cache, and share the experts, which are cut over all `tp` x `dp` GPUs: each expert, or
-    with `ep` whole experts are dealt out. `dcp` of the `tp` GPUs share the tokens of a sequence's KV cache. `network`
-    is the adapter between nodes, where there are several.
+    with `ep` whole experts are dealt out, with them copies of `redundant_experts` that the engine balances loads by
+    (EPLB). `expert_load` says how tokens spread over experts, as a skew of `calibrate.kernels.routing`; left out, the
+    prices' own word holds, or "balanced" where experts have copies. `all2all_backend` is how data parallel ranks
+    bring tokens to experts. `dcp` of the `tp` GPUs share the tokens of a sequence's KV cache. `network` is the adapter
+    between nodes, where there are several.
     """
 
     tp: int
@@ -35,11 +40,40 @@ class Parallelism:
     ep: bool = False
     dcp: int = 1
     network: TransferLink | None = None
+    redundant_experts: int = 0
+    expert_load: str = ""
+    all2all_backend: All2All = "allgather_reducescatter"
 
     @property
     def gpus(self) -> int:
         """GPUs of one replica."""
         return self.tp * self.pp * self.dp
+
+    @property
+    def expert_tp(self) -> int:
+        """Over how many GPUs each expert is cut."""
+        return 1 if self.ep else self.tp * self.dp
+
+    @property
+    def expert_ep(self) -> int:
+        """To how many GPUs experts are dealt out."""
+        return self.tp * self.dp if self.ep else 1
+
+    @property
+    def skew(self) -> str:
+        """How tokens spread over experts, empty where the prices say."""
+        return self.expert_load or ("balanced" if self.redundant_experts else "")
+
+    def all2all(self, decoding: bool) -> Parallelism:
+        """This layout with the backend of steps of decodes alone, or of others."""
+        if self.all2all_backend != "deepep_auto":
+            return self
+        return replace(self, all2all_backend="deepep_low_latency" if decoding else "deepep_high_throughput")
+
+    def experts_here(self, count: int) -> int:
+        """Of a layer's `count` experts and the copies, how many a GPU holds: the first ones hold one more where they do
+        not divide (`determine_expert_map` of vllm/model_executor/layers/fused_moe/layer.py)."""
+        return -(-(count + self.redundant_experts) // self.expert_ep)
 
     def stages(self, layers: int) -> list[int]:
         """Layers of each pipeline stage: what is left over goes to the middle ones first (`get_pp_indices` of vLLM)."""
@@ -78,6 +112,9 @@ def check_layout(model: ModelSpec, layout: Parallelism, gpu: Gpu) -> list[str]:
         for name, size in (("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp), ("dcp", layout.dcp))
         if isinstance(size, bool) or not isinstance(size, int) or size < 1
     ]
+    copies = layout.redundant_experts
+    if isinstance(copies, bool) or not isinstance(copies, int) or copies < 0:
+        problems.append(f"redundant_experts is {copies!r}; expected a whole number of at least 0")
     if problems:
         return problems
     tp = layout.tp
@@ -95,10 +132,23 @@ def _more_clashes(model: ModelSpec, layout: Parallelism) -> list[str]:
     if layout.pp > model.layers:
         problems.append(f"pp {layout.pp} exceeds the {model.layers} layers of {model.name}")
     experts, over = model.experts, layout.tp * layout.dp
+    if layout.all2all_backend not in (words := get_args(All2All)):
+        problems.append(f"all2all_backend is {layout.all2all_backend!r}; expected {one_of(words)}")
+    elif layout.all2all_backend != "allgather_reducescatter" and not layout.ep:
+        problems.append(
+            f"all2all_backend {layout.all2all_backend}: it brings tokens to experts dealt out whole; set ep"
+        )
     if layout.ep and not experts:
         problems.append(f"ep: {model.name} has no experts to deal out; leave it out")
     elif experts and layout.ep and over > experts.count:
         problems.append(f"ep: {over} GPUs (tp x dp) are more than the {experts.count} experts of {model.name}")
+    elif layout.redundant_experts and not (layout.ep and experts):
+        problems.append(f"redundant_experts {layout.redundant_experts}: only dealt out experts have copies; set ep")
+    elif experts and layout.redundant_experts and (experts.count + layout.redundant_experts) % over:
+        problems.append(
+            f"redundant_experts {layout.redundant_experts}: {over} GPUs (tp x dp) do not divide the "
+            f"{experts.count + layout.redundant_experts} experts that these make of {model.name}'s {experts.count}"
+        )
     elif experts and not layout.ep and experts.inter % over:
         problems.append(
             f"dp {layout.dp}: {over} GPUs (tp x dp) do not divide the experts' intermediate size {experts.inter}; "

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from calibrate.layout import Group, Parallelism
+from calibrate.layout import Parallelism
 from calibrate.model import DTYPE_BYTES, ModelSpec
+from calibrate.operator_spec import Operator, Rows
 from calibrate.parts import Latent, Projection
 from calibrate.stages import stage_model
-
-Collective = Literal["allreduce", "allgather", "reducescatter", "sendrecv"]
-Rows = Literal["tokens", "samples", "chunk_keys", "decodes"]
-"""The step's tokens; its sampled sequences; new and cached tokens of its prompt chunks; its decoding sequences."""
+from calibrate.traffic import collectives
 
 FIRST = ("embedding",)
 LAST = ("final_norm", "lm_head", "sampling", "logits_allgather")
@@ -26,31 +24,6 @@ LOGIT_BYTES = 4  # logits are sampled in fp32
 SAMPLING_PASSES = (
     3  # over the vocabulary: convert, softmax, draw. Assumed: greedy needs fewer, top-k/top-p sorting more
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """A kernel whose work is affine in its rows.
-
-    `kernels` of them run in a step; together they do `flops_per_row x rows` FLOPs and move
-    `fixed_bytes + bytes_per_row x rows` bytes: of HBM, for a collective between GPUs (what one rank sends).
-    `shape` is (n, k) of one GEMM y[rows, n] = x[rows, k] W, (hidden, inter, experts, topk) of a layer of gated experts
-    (whole model), or (elements a row,): of a collective those of the whole buffer, see `measurements.py`; a collective
-    runs in each `group` of GPUs. `weights` is the dtype of a GEMM's or of experts' weights, one of
-    `measurements.WEIGHTS` ("fp32" besides); "" where it has none. Of a layer of experts, `fixed_bytes` are those of
-    all experts: how many of them a step reads depends on its tokens (`touched_share`).
-    """
-
-    name: str
-    family: Literal["gemm", "elementwise", "moe"] | Collective
-    rows: Rows
-    kernels: int
-    shape: tuple[int, ...]
-    flops_per_row: int
-    fixed_bytes: int
-    bytes_per_row: float
-    weights: str = ""
-    group: Group = "tp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +137,12 @@ def step_operators(model: ModelSpec, layout: Parallelism, stage: int = 0) -> tup
         *_named(gemms, "o_proj", "gate_up"),
         *_activations(model, "gate_up", tp),
         *_named(gemms, "down"),
-        *_experts(model, gemms, tp),
+        *_experts(model, gemms, layout),
         _move(model, "final_norm", 4 * hidden, 1),
         _gemm(model, Projection("lm_head", (vocab,), hidden, 1, model.plain), "samples"),
         _move(model, "sampling", SAMPLING_PASSES * model.padded_vocab, 1, "samples", bytes_each=2 * LOGIT_BYTES),
     ]
-    if tp > 1:
-        operators += _collectives(model, tp)
+    operators += collectives(model, layout)
     missing = (*(FIRST if stage else ()), *(LAST if stage < layout.pp - 1 else ()))
     return tuple(op for op in operators if op.kernels and op.name not in missing)
 
@@ -304,27 +276,28 @@ def _activations(model: ModelSpec, name: str, tp: int) -> list[Operator]:
     return [_move(model, "activation", found[0].n + found[0].parts[0], layers)] if found else []
 
 
-def _experts(model: ModelSpec, gemms: Sequence[Operator], tp: int) -> list[Operator]:
-    """Router, routed and shared experts."""
+def _experts(model: ModelSpec, gemms: Sequence[Operator], layout: Parallelism) -> list[Operator]:
+    """Router, routed and shared experts. A GPU has those rows of the routed ones that fall to it on average."""
     if (experts := model.experts) is None:
         return []
-    size, hidden, inner = model.dtype_bytes, model.hidden, experts.inter // tp
+    tp, topk = layout.tp, experts.topk / layout.expert_ep
+    size, hidden, inner = model.dtype_bytes, model.hidden, experts.inter // layout.expert_tp
     routed = []
-    projections = model.projections(tp)
+    projections = model.projections(layout.expert_tp)
     for up, down in zip(
         (p for p in projections if p.name == "experts_up"),
         (p for p in projections if p.name == "experts_down"),
         strict=True,
     ):
         layers = up.count // experts.count
-        read = up.count * sum(up.storage.size(n, up.k) for n in up.parts) + down.count * down.storage.size(
-            down.n, down.k
-        )
-        flops = layers * experts.topk * 2 * (up.n * up.k + down.n * down.k)
-        moved = layers * (2 * hidden + experts.topk * 3 * inner) * size
+        each = sum(up.storage.size(n, up.k) for n in up.parts) + down.storage.size(down.n, down.k)
+        read = layers * layout.experts_here(experts.count) * each
+        flops = layers * topk * 2 * (up.n * up.k + down.n * down.k)
+        moved = layers * (2 * hidden + topk * 3 * inner) * size
         shape = (hidden, experts.inter, experts.count, experts.topk)
         weights = up.storage.experts or up.storage.weights
-        routed.append(Operator("experts", "moe", "tokens", layers, shape, flops, read, moved, weights))
+        rows: Rows = "tokens" if layout.dp == 1 else "group"
+        routed.append(Operator("experts", "moe", rows, layers, shape, flops, read, moved, weights))
     widened = _move(model, "router_input", 3 * hidden, experts.layers)  # 16 bit in, 32 bit out
     return [
         *([widened] if experts.router_bytes > size else []),
@@ -338,17 +311,3 @@ def _experts(model: ModelSpec, gemms: Sequence[Operator], tp: int) -> list[Opera
         *_named(gemms, "shared_down", "shared_gate"),
         *([_move(model, "shared_add", 3 * hidden, experts.layers)] if experts.shared_inter else []),
     ]
-
-
-def _collectives(model: ModelSpec, tp: int) -> list[Operator]:
-    size, layers, hidden, vocab = model.dtype_bytes, model.layers, model.hidden, model.padded_vocab // tp
-    ring = 2 * (tp - 1) / tp  # of the buffer: what each rank sends in an all-reduce
-
-    def allreduce(name: str, elements: int, kernels: int) -> Operator:
-        moved = kernels * elements * size * ring
-        return Operator(name, "allreduce", "tokens", kernels, (elements,), 0, 0, moved)
-
-    # a norm over all heads needs the two sums of squares of all ranks, in fp32
-    norm = [allreduce("qk_norm_allreduce", 2 * 4 // size, layers)] if model.qk_norm == "all" else []
-    gather = Operator("logits_allgather", "allgather", "samples", 1, (tp * vocab,), 0, 0, vocab * size * (tp - 1))
-    return [*norm, allreduce("allreduce", hidden, 2 * layers), gather]

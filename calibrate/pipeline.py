@@ -12,7 +12,7 @@ from calibrate.cost import CompiledCost, compile_cost, lookups, padded_tokens
 from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
-from calibrate.operators import Operator
+from calibrate.operator_spec import Operator
 from calibrate.prices import Prices
 from calibrate.reads import Line
 

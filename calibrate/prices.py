@@ -34,15 +34,27 @@ class Prices(Protocol):
     def gemm_s(self, weights: str, rows: Floats, n: int, k: int) -> Floats:
         """y[rows, n] = x[rows, k] W for every one of `rows` (each at least 1); of "fp32" weights on the CUDA cores."""
 
-    def moe_s(self, weights: str, rows: Floats, hidden: int, inter: int, experts: int, topk: int, tp: int) -> Floats:
-        """The routed experts of a layer, each `inter`/`tp` wide on this rank, for every one of `rows` tokens (at least
-        1)."""
+    def moe_s(
+        self,
+        weights: str,
+        rows: Floats,
+        hidden: int,
+        inter: int,
+        experts: int,
+        topk: int,
+        tp: int,
+        ep: int = 1,
+        skew: str = "",
+    ) -> Floats:
+        """The routed experts of a layer, each `inter`/`tp` wide on the fullest of `ep` ranks between which they are
+        dealt out, for every one of `rows` tokens (at least 1) that enter the layer. `skew`: how tokens spread over
+        experts (`calibrate.kernels.routing`), empty where these prices are to say."""
 
     def elementwise_s(self, op: str, rows: Floats, elements: int) -> Floats:
         """`rows` rows of which each reads and writes `elements` elements."""
 
     def collective_s(self, op: str, size: Floats, gpus: int) -> Floats:
-        """A collective of `operators.Collective` between `gpus` GPUs, as if on one node; `size` as `measurements.py`
+        """A collective of `traffic.Collective` between `gpus` GPUs, as if on one node; `size` as `measurements.py`
         counts its bytes."""
 
     def fused_allreduce_s(self, size: Floats, gpus: int) -> Floats | None:

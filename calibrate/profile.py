@@ -114,12 +114,23 @@ class Profile:
         seconds: Floats = self.families["gemm"].seconds(weights, rows, n, k)
         return seconds
 
-    def moe_s(self, weights: str, rows: Floats, hidden: int, inter: int, experts: int, topk: int, tp: int) -> Floats:
+    def moe_s(
+        self,
+        weights: str,
+        rows: Floats,
+        hidden: int,
+        inter: int,
+        experts: int,
+        topk: int,
+        tp: int,
+        ep: int = 1,
+        skew: str = "",
+    ) -> Floats:
         """See `Prices`. Experts of a dtype that was not measured are priced from the datasheet."""
         if not self._has_experts(weights):
-            return self._datasheet.moe_s(weights, rows, hidden, inter, experts, topk, tp)
-        skew = "uniform" if experts <= FEW_EXPERTS else SKEW
-        seconds: Floats = self.families["moe"].seconds(weights, rows, hidden, inter, experts, topk, tp, 1, skew)
+            return self._datasheet.moe_s(weights, rows, hidden, inter, experts, topk, tp, ep, skew)
+        skew = skew or ("uniform" if experts <= FEW_EXPERTS else SKEW)
+        seconds: Floats = self.families["moe"].seconds(weights, rows, hidden, inter, experts, topk, tp, ep, skew)
         return seconds
 
     def elementwise_s(self, op: str, rows: Floats, elements: int) -> Floats:

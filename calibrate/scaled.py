@@ -46,9 +46,20 @@ class Scaled:
         """See `Prices`."""
         return self._of("gemm") * self.prices.gemm_s(weights, rows, n, k)
 
-    def moe_s(self, weights: str, rows: Floats, hidden: int, inter: int, experts: int, topk: int, tp: int) -> Floats:
+    def moe_s(
+        self,
+        weights: str,
+        rows: Floats,
+        hidden: int,
+        inter: int,
+        experts: int,
+        topk: int,
+        tp: int,
+        ep: int = 1,
+        skew: str = "",
+    ) -> Floats:
         """See `Prices`."""
-        return self._of("moe") * self.prices.moe_s(weights, rows, hidden, inter, experts, topk, tp)
+        return self._of("moe") * self.prices.moe_s(weights, rows, hidden, inter, experts, topk, tp, ep, skew)
 
     def elementwise_s(self, op: str, rows: Floats, elements: int) -> Floats:
         """See `Prices`."""

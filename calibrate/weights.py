@@ -51,10 +51,10 @@ def weight_bytes(model: ModelSpec, layout: Parallelism, stage: int = 0) -> int:
 
 def _projections(model: ModelSpec, layout: Parallelism) -> list[Projection]:
     """The matrices of one GPU: experts are cut over more GPUs than the rest, or dealt out whole."""
-    over = layout.tp * layout.dp
-    experts = [p for p in model.projections(1 if layout.ep else over) if p.name.startswith("experts")]
-    if layout.ep:  # the first GPUs have one more where they do not divide
-        experts = [replace(p, count=-(-p.count // over)) for p in experts]
+    experts = [p for p in model.projections(layout.expert_tp) if p.name.startswith("experts")]
+    if model.experts:
+        count = model.experts.count
+        experts = [replace(p, count=p.count // count * layout.experts_here(count)) for p in experts]
     return [p for p in model.projections(layout.tp) if not p.name.startswith("experts")] + experts
 
 

@@ -22,7 +22,8 @@ from calibrate.kernels.routing import loads
 from calibrate.layout import Parallelism
 from calibrate.model import KINDS
 from calibrate.models import load_model, model_names
-from calibrate.operators import Operator, attention_groups, step_operators
+from calibrate.operator_spec import Operator
+from calibrate.operators import attention_groups, step_operators
 from calibrate.profile import SKEW, Profile
 from reports.words import size_text
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrate.hardware import load_gpu
+from calibrate.importers.aiconfigurator_deepep import DEEPEP, add_deepep
 from calibrate.importers.aiconfigurator_tables import EVERYWHERE, FUSED, TABLES, add_fused, add_quantize
 from calibrate.importers.gather import Gathered
 from calibrate.measurements import Device, Measurements
@@ -93,6 +94,7 @@ def read_aiconfigurator(path: Path, gpu: str | None) -> Measurements:
         software.add(library)
     if (fused := _fused_allreduce(folder, found)) is not None:
         software.add(fused)
+    software |= _all_to_all(folder, found)
     wrong = [name for name in devices if not re.search(rf"\b{word}\b", name)]
     found.problems += [f"{devices[name]}: measured on {name!r}, not on {gpu_id}" for name in wrong]
     for name, rows in tables.items():
@@ -137,6 +139,31 @@ def _fused_allreduce(folder: Path, found: Gathered) -> str | None:
         return None
     add_fused(found, rows)
     return f"TensorRT-LLM {paths[-1].parent.name} (custom_allreduce)"
+
+
+def _all_to_all(folder: Path, found: Gathered) -> set[str]:
+    """Adds DeepEP's dispatch and combine as SGLang's benchmarks timed them, for every number of nodes the newest; what
+    they were timed with. vLLM's own tables of them hold the host's waiting and scatter by a factor of two."""
+    import polars as pl
+
+    software = set()
+    for mode in DEEPEP:
+        paths = sorted(folder.glob(f"comm/sglang/*/wideep_deepep_{mode}_perf.parquet"), key=_age)
+        tables = [
+            read_rows(path, DEEPEP[mode] | EVERYWHERE, found.problems, nullable=tuple(EVERYWHERE)) for path in paths
+        ]
+        seen: set[int] = set()
+        for path, rows in zip(reversed(paths), reversed(tables), strict=True):
+            if rows is None or not len(rows := rows.filter(~pl.col("node_num").is_in(seen))):
+                continue
+            seen |= set(rows["node_num"].unique())
+            add_deepep(found, rows, mode, load_gpu(found.gpu.id).gpus_per_node)
+            software.add(f"SGLang {path.parent.name} (DeepEP)")
+    return software
+
+
+def _age(path: Path) -> tuple[int, ...]:
+    return _newness(path.parent.name)
 
 
 def _system(path: Path, gpu: str | None) -> tuple[Path, str, str]:

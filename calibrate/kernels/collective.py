@@ -37,8 +37,13 @@ PRICED_BY: Mapping[str, tuple[str, str]] = {
     "allgather": ("all_gather", "nccl"),
     "reducescatter": ("reduce_scatter", "nccl"),
     "sendrecv": ("send_recv", "nccl"),
+    "dispatch_low_latency": ("dispatch", "deepep_low_latency"),
+    "combine_low_latency": ("combine", "deepep_low_latency"),
+    "dispatch_high_throughput": ("dispatch", "deepep_high_throughput"),
+    "combine_high_throughput": ("combine", "deepep_high_throughput"),
 }
 """Collective -> the operation and library that price it where they were measured."""
+ACROSS = ("dispatch", "combine")  # what was measured over several nodes too, where other links decide
 CUSTOM_GPUS = (2, 4, 6, 8)  # what vLLM's custom all-reduce is built for; other groups get NCCL
 
 
@@ -82,7 +87,7 @@ class CollectiveModel:
         return np.zeros(x.shape, np.bool_) if curve is None else (x >= curve.at[0]) & (x <= curve.at[-1])
 
     def point(self, op: str, size: Any, gpus: int) -> tuple[str, str, int, Any] | None:
-        """(operation, library, GPUs, bytes) of the measured collective that prices one of `operators.Collective`; None
+        """(operation, library, GPUs, bytes) of the measured collective that prices one of `traffic.Collective`; None
         where nobody measured one."""
         key = ("all_reduce", self.allreduce_backend(gpus)) if op == "allreduce" else PRICED_BY[op]
         return (*key, gpus, size) if any(curve[:2] == key for curve in self.curves) else None
@@ -161,8 +166,9 @@ def evaluate(table: pl.DataFrame, roofline: Roofline, seed: int = 0) -> list[tup
                 tally.add(what, f"{op} {backend}", model.seconds(op, backend, gpus, size[use]), seconds[use])
 
     ask("rows", *split(table, None, 0.2, seed))
-    for gpus in table["gpus"].unique().sort()[1:]:
-        ask("gpus", table.filter(pl.col("gpus") != gpus), table.filter(pl.col("gpus") == gpus))
+    one_node = table.filter(~pl.col("op").is_in(ACROSS))
+    for gpus in one_node["gpus"].unique().sort()[1:]:
+        ask("gpus", one_node.filter(pl.col("gpus") != gpus), one_node.filter(pl.col("gpus") == gpus))
     large = pl.col("bytes") * 8 > pl.col("bytes").max().over(KEY)
     ask("largest", table.filter(~large), table.filter(large))
     return tally.found()

@@ -1,0 +1,148 @@
+"""What a step of data parallel ranks costs that share experts: they step together, and the slowest says how long.
+
+Each rank has a batch of its own, or a token for show. A rank's own layers are priced like any engine's
+(`CompiledCost`), the experts and the traffic to them by the tokens of all ranks. Rules: vllm/v1/worker/dp_utils.py
+(0.32). How ranks agree on a step takes host time that nobody published; it is not in it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from calibrate.cost import CompiledCost, compile_cost, longer_by, lookups, padded_tokens
+from calibrate.engine import EngineSpec
+from calibrate.layout import Parallelism
+from calibrate.model import ModelSpec
+from calibrate.operators import step_operators
+from calibrate.prices import Prices
+from calibrate.reads import Line
+from servecast.errors import ServecastError
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """What one rank computes in a step, as `StepCost.step_s` takes it; nothing: a token for show."""
+
+    chunks: Sequence[tuple[int, int]] = ()
+    decodes: int = 0
+    kv_tokens: int = 0
+    seen: Sequence[int] = ()
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of the step."""
+        return self.decodes + sum(q for q, _ in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCost:
+    """Prices steps of `ranks` data parallel ranks; `own` is a rank's without what they do together.
+
+    `shared_s` and `decode_shared_s` are that, by the tokens of all ranks, in steps with prompt chunks on any rank and
+    in others; `padded` and `decode_padded` are the tokens that a rank computes for so many, which all ranks are padded
+    to where all are at most `graph` and `decode_graph`: there the step runs as a captured graph.
+    """
+
+    own: CompiledCost
+    ranks: int
+    shared_s: array[float]
+    decode_shared_s: array[float]
+    padded: array[int]
+    decode_padded: array[int]
+    graph: int
+    decode_graph: int
+
+    @property
+    def provenance(self) -> Mapping[str, object]:
+        """Of a rank's cost."""
+        return self.own.provenance
+
+    def step_s(self, steps: Sequence[RankStep]) -> float:
+        """Seconds of a step in which the ranks compute these (one each, at least one of which has work)."""
+        if not any(step.chunks for step in steps):
+            lines = self.decode_lines([(step.decodes, step.kv_tokens) for step in steps])
+            return max(self._decode_s(step, line) for step, line in zip(steps, lines, strict=True))
+        own = self.own
+        tokens = [step.tokens or 1 for step in steps]
+        most = max(tokens)
+        if most <= self.graph:
+            tokens, shared = [most] * len(steps), self.shared_s[len(steps) * self.padded[most]]
+        else:
+            shared = self.shared_s[sum(self.padded[n] for n in tokens)]
+        slowest = 0.0
+        for step, n in zip(steps, tokens, strict=True):
+            samples = step.decodes + len(step.chunks)
+            attention = own.attention_s(step.chunks, step.decodes, step.kv_tokens, step.seen) if samples else 0.0
+            seconds = own.tokens_s[n] + shared + own.samples_s[samples] + attention + own.after_s[samples]
+            slowest = max(slowest, seconds, own.floor_s[samples] + own.launch_s[n])
+        return slowest
+
+    def decode_lines(self, decoding: Sequence[tuple[int, int]]) -> list[Line]:
+        """(a, b, floor, upto) for the (decodes, KV tokens) of every rank in a step without prompt chunks: it takes the
+        longest of `max(floor, a + b * kv)`, as long as no rank has more than `upto` KV tokens.
+
+        While nobody joins or leaves, what a rank has grows by its decodes in every step, so a run of steps is the upper
+        edge of so many straight lines. Of a model with windows, those of `window_lines` of `own` come to it.
+        """
+        own, most = self.own, max(1, *(decodes for decodes, _ in decoding))
+        if most <= self.decode_graph:
+            tokens, shared = [most] * self.ranks, self.decode_shared_s[self.ranks * self.decode_padded[most]]
+        else:
+            tokens = [max(1, decodes) for decodes, _ in decoding]
+            shared = self.decode_shared_s[sum(self.decode_padded[n] for n in tokens)]
+        found = []
+        for (decodes, kv_tokens), n in zip(decoding, tokens, strict=True):
+            base = own.decode_tokens_s[n] + shared + own.samples_s[decodes] + own.after_s[decodes]
+            for upto, a, b in own.decode[decodes]:
+                if kv_tokens <= upto:
+                    found.append((base + a, b, own.decode_floor_s[n], upto))
+                    break
+        return found
+
+    def _decode_s(self, step: RankStep, line: Line) -> float:
+        a, b, floor, _ = line
+        seconds = a + b * step.kv_tokens
+        for reads, tokens in zip(self.own.windows, step.seen, strict=True) if step.seen else ():
+            a, b, _, _ = reads.line(step.decodes, tokens)
+            seconds += a + b * tokens
+        return max(seconds, floor)
+
+
+def group_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, stage: int = 0) -> GroupCost:
+    """The cost of every step of a data parallel group, of one pipeline stage of it.
+
+    Raises `ServecastError` as `compile_cost` does, and for a model without experts, whose ranks need not wait for each
+    other.
+    """
+    import numpy as np
+
+    if model.experts is None:
+        raise ServecastError(
+            f"dp {layout.dp}: {model.name} has no experts, and ranks that share none step on their own: use replicas"
+        )
+    own = compile_cost(model, layout, engine, prices, stage)
+    every = np.arange(engine.max_num_batched_tokens + 1)
+    shared, padded = [], []
+    for decoding, most in ((False, engine.max_num_batched_tokens), (True, engine.max_num_seqs)):
+        spread = layout.all2all(decoding)
+        operators = step_operators(model, spread, stage)
+        mine = padded_tokens(engine, every, not decoding)
+        together = np.arange(layout.dp * int(mine[: most + 1].max()) + 1, dtype=np.float64)
+        times = lookups(operators, spread, engine, prices, {"group": together}, stage)["group"]
+        if not decoding:
+            times *= [longer_by(engine.long_step_factor, tokens / layout.dp) for tokens in together]
+        shared.append(array("d", times))
+        padded.append(array("q", mine[: most + 1]))
+    graphs = engine.graphs
+    return GroupCost(
+        own=own,
+        ranks=layout.dp,
+        shared_s=shared[0],
+        decode_shared_s=shared[1],
+        padded=padded[0],
+        decode_padded=padded[1],
+        graph=max(graphs.mixed, default=0) if graphs.padded else 0,
+        decode_graph=max(graphs.decode, default=0) if graphs.padded else 0,
+    )
