@@ -123,8 +123,9 @@ class CompiledCost:
     ) -> float:
         """Seconds of the attention of a step with prompt chunks, its own or another rank's; see `step_s`."""
         attention = 0.0
-        for layers, group in self.prefill:
-            attention += layers * group.together(chunks)
+        if chunks:
+            for layers, group in self.prefill:
+                attention += layers * group.together(chunks)
         if decodes:
             for upto, a, b in self.decode[decodes]:
                 if kv_tokens <= upto:
@@ -139,7 +140,7 @@ class CompiledCost:
             for reads, seen_tokens in zip(self.windows, seen, strict=True) if seen else ():
                 more = reads.mixed(decodes, seen_tokens)
                 alone, joint, read = alone + more[0], joint + more[1], read + more[2]
-            attention += max(alone, joint, read)
+            attention += max(alone, joint, read) if chunks else alone
         return attention
 
     def decode_line(self, decodes: int, kv_tokens: int) -> tuple[float, float, float, float]:

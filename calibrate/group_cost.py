@@ -61,20 +61,25 @@ class GroupCost:
 
     def step_s(self, steps: Sequence[RankStep]) -> float:
         """Seconds of a step in which the ranks compute these (one each, at least one of which has work)."""
+        own, slowest = self.own, 0.0
         if not any(step.chunks for step in steps):
             lines = self.decode_lines([(step.decodes, step.kv_tokens) for step in steps])
-            return max(self._decode_s(step, line) for step, line in zip(steps, lines, strict=True))
-        own = self.own
+            for step, (a, b, floor, _) in zip(steps, lines, strict=True):
+                seconds = a + b * step.kv_tokens
+                for reads, seen in zip(own.windows, step.seen, strict=True) if step.seen else ():
+                    a, b, _, _ = reads.line(step.decodes, seen)
+                    seconds += a + b * seen
+                slowest = max(slowest, seconds, floor)
+            return slowest
         tokens = [step.tokens or 1 for step in steps]
         most = max(tokens)
         if most <= self.graph:
             tokens, shared = [most] * len(steps), self.shared_s[len(steps) * self.padded[most]]
         else:
             shared = self.shared_s[sum(self.padded[n] for n in tokens)]
-        slowest = 0.0
         for step, n in zip(steps, tokens, strict=True):
             samples = step.decodes + len(step.chunks)
-            attention = own.attention_s(step.chunks, step.decodes, step.kv_tokens, step.seen) if samples else 0.0
+            attention = own.attention_s(step.chunks, step.decodes, step.kv_tokens, step.seen)
             seconds = own.tokens_s[n] + shared + own.samples_s[samples] + attention + own.after_s[samples]
             slowest = max(slowest, seconds, own.floor_s[samples] + own.launch_s[n])
         return slowest
@@ -95,19 +100,9 @@ class GroupCost:
         found = []
         for (decodes, kv_tokens), n in zip(decoding, tokens, strict=True):
             base = own.decode_tokens_s[n] + shared + own.samples_s[decodes] + own.after_s[decodes]
-            for upto, a, b in own.decode[decodes]:
-                if kv_tokens <= upto:
-                    found.append((base + a, b, own.decode_floor_s[n], upto))
-                    break
+            a, b, _, upto = own.decode_line(decodes, kv_tokens)
+            found.append((base + a - own.decode_base_s[decodes], b, own.decode_floor_s[n], upto))
         return found
-
-    def _decode_s(self, step: RankStep, line: Line) -> float:
-        a, b, floor, _ = line
-        seconds = a + b * step.kv_tokens
-        for reads, tokens in zip(self.own.windows, step.seen, strict=True) if step.seen else ():
-            a, b, _, _ = reads.line(step.decodes, tokens)
-            seconds += a + b * tokens
-        return max(seconds, floor)
 
 
 def group_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, stage: int = 0) -> GroupCost:

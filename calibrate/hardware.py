@@ -58,7 +58,8 @@ class Gpu:
 
     `l2_bytes` is the last cache, 0 where nothing asks for it; `memory_bytes` is the datasheet's figure, `visible_bytes`
     what the driver reports as the total, of which `gpu_memory_utilization` takes its share; `host_bytes_per_s` is what
-    large copies to or from the memory of the host reach.
+    large copies to or from the memory of the host reach. `link` joins `link_gpus` GPUs, which may be those of several
+    nodes.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Gpu:
     link: Link
     host_bytes_per_s: float
     gpus_per_node: int
+    link_gpus: int
     efficiency: Efficiency
     source: str
 
@@ -111,6 +113,7 @@ def load_gpu(gpu_id: str) -> Gpu:
         link=Link(link["name"], link["bandwidth"], link["latency"], link["efficiency"]),
         host_bytes_per_s=data["host_links"][found["class"]],
         gpus_per_node=found["gpus_per_node"],
+        link_gpus=found.get("link_gpus", found["gpus_per_node"]),
         efficiency=Efficiency(**{f"{k}_s" if k.endswith("_fixed") else k: v for k, v in shares.items()}),
         source=found["source"],
     )

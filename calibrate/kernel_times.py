@@ -67,7 +67,7 @@ def operator_s(op: Operator, rows: Floats, layout: Parallelism, prices: Prices, 
         return prices.elementwise_s(op.name, rows, *op.shape)
     size, gpus = buffer_bytes(op, rows), len(layout.ranks(op.group, stage))
     seconds = prices.collective_s(op.family, size, gpus)
-    nodes = layout.nodes(op.group, prices.gpu.gpus_per_node, stage)
+    nodes = layout.nodes(op.group, prices.gpu, stage)
     return seconds if nodes == 1 else np.maximum(seconds, across_s(op, size, layout, gpus, nodes))
 
 

@@ -89,19 +89,20 @@ class Parallelism:
         outer = range(self.dp if group in ("dp", "experts") else 1)
         return [first + d * self.pp * self.tp + t for d in outer for t in inner]
 
-    def nodes(self, group: Group, gpus_per_node: int, stage: int = 0) -> int:
-        """How many nodes these GPUs are on, replicas beginning with a node of their own where they need several."""
-        return len({rank // gpus_per_node for rank in self.ranks(group, stage)})
+    def nodes(self, group: Group, gpu: Gpu, stage: int = 0) -> int:
+        """How many nodes these GPUs are on, or racks where a rack's nodes share the GPUs' link. A replica that needs
+        several begins with one of its own."""
+        return len({rank // gpu.link_gpus for rank in self.ranks(group, stage)})
 
 
 def check_nodes(layout: Parallelism, gpu: Gpu) -> list[str]:
     """Why the GPUs of a replica cannot reach each other; empty when they can."""
-    if layout.gpus <= gpu.gpus_per_node or layout.network:
+    if layout.gpus <= gpu.link_gpus or layout.network:
         return []
     sizes = " x ".join(f"{name} {size}" for name, size in (("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp)))
     return [
-        f"{layout.gpus} GPUs ({sizes}) are more than the {gpu.gpus_per_node} of a {gpu.id} node, and no network is "
-        f"given that joins nodes: name an adapter, or use at most {gpu.gpus_per_node} GPUs"
+        f"{layout.gpus} GPUs ({sizes}) are more than the {gpu.link_gpus} {gpu.id} that {gpu.link.name} joins, and no "
+        f"network between nodes is given: name an adapter, or use at most {gpu.link_gpus} GPUs"
     ]
 
 

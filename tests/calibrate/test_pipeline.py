@@ -138,5 +138,7 @@ def test_what_is_handed_on_and_over_which_link() -> None:
 
 
 def test_a_pipeline_over_nodes_needs_a_network() -> None:
-    with pytest.raises(ServecastError, match=r"16 GPUs \(tp 8 x pp 2 x dp 1\) are more than the 8 of a h100-sxm node"):
+    with pytest.raises(
+        ServecastError, match=r"16 GPUs \(tp 8 x pp 2 x dp 1\) are more than the 8 h100-sxm that NVLink 4"
+    ):
         stages(Parallelism(8, 2), engine())
