@@ -22,6 +22,8 @@ from calibrate.kernels.routing import loads
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from calibrate.kernels.routing import Skew
+
     Floats = NDArray[np.float64]
 
 
@@ -67,7 +69,7 @@ class Datasheet:
         topk: int,
         tp: int,
         ep: int = 1,
-        skew: str = "",
+        skew: Skew = "",
     ) -> Floats:
         """See `Prices`. Tokens draw their experts at random; one kernel for up and one for down."""
         size = 3.0 * hidden * inter / tp  # gate, up, down

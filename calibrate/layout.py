@@ -41,7 +41,7 @@ class Parallelism:
     dcp: int = 1
     network: TransferLink | None = None
     redundant_experts: int = 0
-    expert_load: str = ""
+    expert_load: str | tuple[float, ...] = ""
     all2all_backend: All2All = "allgather_reducescatter"
 
     @property
@@ -60,7 +60,7 @@ class Parallelism:
         return self.tp * self.dp if self.ep else 1
 
     @property
-    def skew(self) -> str:
+    def skew(self) -> str | tuple[float, ...]:
         """How tokens spread over experts, empty where the prices say."""
         return self.expert_load or ("balanced" if self.redundant_experts else "")
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from calibrate.kernels.routing import Skew
+
     Floats = NDArray[np.float64]
 
 
@@ -44,7 +46,7 @@ class Prices(Protocol):
         topk: int,
         tp: int,
         ep: int = 1,
-        skew: str = "",
+        skew: Skew = "",
     ) -> Floats:
         """The routed experts of a layer, each `inter`/`tp` wide on the fullest of `ep` ranks between which they are
         dealt out, for every one of `rows` tokens (at least 1) that enter the layer. `skew`: how tokens spread over

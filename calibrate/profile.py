@@ -31,6 +31,8 @@ from servecast.errors import ServecastError, nearest, one_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from calibrate.kernels.routing import Skew
+
     Floats = NDArray[np.float64]
 
 T = TypeVar("T")
@@ -124,7 +126,7 @@ class Profile:
         topk: int,
         tp: int,
         ep: int = 1,
-        skew: str = "",
+        skew: Skew = "",
     ) -> Floats:
         """See `Prices`. Experts of a dtype that was not measured are priced from the datasheet."""
         if not self._has_experts(weights):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from calibrate.kernels.routing import Skew
+
     Floats = NDArray[np.float64]
 
 PRICED = ("gemm", "moe", "elementwise", "collective", "prefill_attention", "decode_attention")
@@ -56,7 +58,7 @@ class Scaled:
         topk: int,
         tp: int,
         ep: int = 1,
-        skew: str = "",
+        skew: Skew = "",
     ) -> Floats:
         """See `Prices`."""
         return self._of("moe") * self.prices.moe_s(weights, rows, hidden, inter, experts, topk, tp, ep, skew)

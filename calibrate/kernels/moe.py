@@ -20,6 +20,8 @@ from servecast.errors import ServecastError, nearest, one_of
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from calibrate.kernels.routing import Skew
+
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
@@ -73,7 +75,7 @@ class MoeModel:
         topk: int,
         tp: int = 1,
         ep: int = 1,
-        skew: str = "balanced",
+        skew: Skew = "balanced",
         gated: bool = True,
     ) -> Floats:
         """Seconds of one call for every count of `tokens` (an array; 0 counts as 1) that enter the layer; never below
@@ -84,7 +86,8 @@ class MoeModel:
         """
         x = np.maximum(np.asarray(tokens, np.float64), 1.0)
         layout = (hidden, inter, experts, topk, tp, ep)
-        variant, curve, known = self._nearest(weights, layout, 1 if skew.startswith("power_law") else 0)
+        law = isinstance(skew, str) and skew.startswith("power_law")
+        variant, curve, known = self._nearest(weights, layout, 1 if law else 0)
         if known or layout[: len(SHAPE)] in self.ungated:
             gated = layout[: len(SHAPE)] not in self.ungated
         # the law is smooth: a few hundred counts carry it, and the rest lies on straight lines between them

@@ -1,7 +1,8 @@
 """How tokens spread over experts: experts that get any, and rows, on the fullest of the ranks. Knows no kernels.
 
 Skews, by name: "balanced" (every expert as many rows), "uniform" (each token draws its experts at random),
-"power_law_<alpha>" (the loads of the experts follow that power law) and "touched=<n>" (n experts share all rows).
+"power_law_<alpha>" (the loads of the experts follow that power law) and "touched=<n>" (n experts share all rows). A
+table instead of a name: every expert's share of the rows, in the order in which experts are dealt to the ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
+    Skew = str | tuple[float, ...]
 
 TOKENS = np.unique(np.rint(2.0 ** np.concatenate([np.arange(0, 8, 0.5), np.arange(8, 18)])))
 """Token counts at which a power law is worked out; in between it is smooth."""
@@ -26,12 +28,14 @@ SEED = 20240229
 SKEWS = r"balanced|uniform|power_law_(?P<alpha>\d+(\.\d+)?)|touched=(?P<touched>\d+)"
 
 
-def loads(skew: str, tokens: Floats, experts: int, topk: int, ep: int) -> tuple[Floats, Floats]:
+def loads(skew: Skew, tokens: Floats, experts: int, topk: int, ep: int) -> tuple[Floats, Floats]:
     """(experts that get rows, rows) on the fullest of `ep` ranks for every entry of `tokens`; at least 1 each.
 
     `tokens` (0 counts as 1) enter the layer and go to `topk` of `experts` each; the fullest rank holds experts/ep of
     them, rounded up.
     """
+    if not isinstance(skew, str):
+        return _table(skew, np.maximum(tokens, 1.0), experts, topk, ep)
     named = re.fullmatch(SKEWS, skew)
     if named is None:
         raise ServecastError(f"skew: found {skew!r}; expected balanced, uniform, power_law_<alpha> or touched=<n>")
@@ -53,6 +57,26 @@ def loads(skew: str, tokens: Floats, experts: int, topk: int, ep: int) -> tuple[
         active, rows = np.minimum(mean, local), mean
     rows = np.maximum(rows, 1.0)
     return np.minimum(np.maximum(active, 1.0), rows), rows
+
+
+def _table(shares: tuple[float, ...], tokens: Floats, experts: int, topk: int, ep: int) -> tuple[Floats, Floats]:
+    """`loads` of a table: each token draws `topk` experts with these shares; ranks hold neighbours, the first ones one
+    more where they do not divide."""
+    given = np.array(shares, np.float64)
+    if len(given) != experts or not (given >= 0).all() or not 0 < given.sum() < np.inf:
+        raise ServecastError(f"skew: found a table of {len(given)} shares; expected {experts}, none negative")
+    chosen = topk * given / given.sum()  # by how many tokens each
+    if (most := float(chosen.max())) > 1:
+        raise ServecastError(
+            f"skew: expert {int(chosen.argmax())} has {most / topk:.1%} of the rows; a token goes to one once, so "
+            f"with {topk} experts a token it can have {1 / topk:.1%} at most"
+        )
+    tokens_column = tokens[..., None]
+    active = -np.expm1(tokens_column * np.log1p(-np.minimum(chosen, 1 - 1e-12)))
+    parts = [part for part in np.array_split(np.arange(experts), ep) if len(part)]
+    fullest = max(parts, key=lambda part: float(chosen[part].sum()))
+    rows = np.maximum(tokens * chosen[fullest].sum(), 1.0)
+    return np.minimum(np.maximum(active[..., fullest].sum(-1), 1.0), rows), rows
 
 
 @lru_cache(maxsize=4096)

@@ -14,6 +14,7 @@ from calibrate.datasheet import Datasheet
 from calibrate.engine import EngineSpec, HostTime, resolve_engine
 from calibrate.group_cost import GroupCost, RankStep, group_cost
 from calibrate.hardware import load_gpu
+from calibrate.kernels.routing import loads
 from calibrate.layout import Parallelism, check_layout
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
@@ -78,6 +79,24 @@ def test_the_fullest_rank_sets_the_time_of_dealt_out_experts() -> None:
     assert seconds(redundant_experts=16) == balanced
     with pytest.raises(ServecastError, match="skew: found 'even'; expected balanced"):
         seconds(expert_load="even")
+
+
+def test_loads_of_experts_may_be_a_table() -> None:
+    """Expert 0 gets an eighth of all rows, which is every token; the others share the rest."""
+    even, uneven = (1.0,) * 128, (127 / 7,) + (1.0,) * 127
+    active, rows = loads(uneven, _one(1000), 128, 8, 4)
+    assert rows[0] == pytest.approx(1000 * (1 + 31 * 7 / 127))
+    assert active[0] == pytest.approx(32)
+    assert loads(even, _one(1000), 128, 8, 4)[1][0] == pytest.approx(loads("balanced", _one(1000), 128, 8, 4)[1][0])
+    costs = [
+        compile_cost(QWEN, Parallelism(4, ep=True, expert_load=load), SPEC, SHEET).tokens_s[8000]
+        for load in (even, uneven)
+    ]
+    assert costs[0] < costs[1]
+    with pytest.raises(ServecastError, match="found a table of 3 shares; expected 128"):
+        loads((1.0, 1.0, 1.0), _one(1), 128, 8, 1)
+    with pytest.raises(ServecastError, match=r"expert 1 has 50.0% of the rows.* 12.5% at most"):
+        loads((1.0, 127.0) + (1.0,) * 126, _one(1), 128, 8, 1)
 
 
 def test_copies_of_experts_take_memory() -> None:
