@@ -94,10 +94,28 @@ def aiconfigurator_rows() -> dict[str, list[Row]]:
     }
 
 
+def deepep_rows(nodes: Sequence[int], factor: float = 1.0) -> dict[str, list[Row]]:
+    """DeepEP's two tables for so many nodes: microseconds, 64 tokens of 2048 elements; `factor` times the time."""
+    sizes = {"kernel_source": "deepep", "hidden_size": 2048, "num_token": 64, "num_experts": 128}
+    low = {"dispatch_avg_t_us": 14.0 * factor, "combine_avg_t_us": 18.0 * factor}
+    high = {"dispatch_transmit_us": 30.0 * factor, "combine_transmit_us": 37.0 * factor}
+    high |= {"dispatch_notify_us": 2.0, "combine_notify_us": 3.0}
+    return {
+        "wideep_deepep_ll": [
+            {**sizes, **low, "node_num": n, "num_topk": topk} for n in nodes for topk in ((8,) if n > 1 else (8, 2))
+        ],
+        "wideep_deepep_normal": [
+            {**sizes, **high, "node_num": n, "num_topk": 8, "dispatch_sms": sms, "combine_sms": sms}
+            for n in nodes
+            for sms in (20, 24)
+        ],
+    }
+
+
 AREAS = {"gemm": "gemm", "moe": "moe", "computescale": "quantize", "scale_matrix": "quantize"} | {
     **dict.fromkeys(("context_attention", "generation_attention"), "attention"),
     **dict.fromkeys(("mla_context_module", "mla_generation_module", "context_mla", "generation_mla"), "mla"),
-    **dict.fromkeys(("custom_allreduce", "nccl"), "comm"),
+    **dict.fromkeys(("custom_allreduce", "nccl", "wideep_deepep_ll", "wideep_deepep_normal"), "comm"),
 }
 
 
