@@ -73,9 +73,13 @@ class Datasheet:
     ) -> Floats:
         """See `Prices`. Tokens draw their experts at random; one kernel for up and one for down."""
         size = 3.0 * hidden * inter / tp  # gate, up, down
-        active, assigned = loads(skew or "uniform", rows, experts, topk, ep)
+        active, assigned = loads(skew or self.skew(experts), rows, experts, topk, ep)
         moved = WEIGHT_BYTES[weights] * size * active + 4 * ACTIVATION_BYTES * (hidden + inter / tp) * assigned
         return self._multiply_s(weights, 2.0 * size * assigned, moved) + self.gpu.efficiency.gemm_fixed_s
+
+    def skew(self, experts: int) -> str:
+        """See `Prices`: at random."""
+        return "uniform"
 
     def elementwise_s(self, op: str, rows: Floats, elements: int) -> Floats:
         """See `Prices`."""

@@ -52,6 +52,9 @@ class Prices(Protocol):
         dealt out, for every one of `rows` tokens (at least 1) that enter the layer. `skew`: how tokens spread over
         experts (`calibrate.kernels.routing`), empty where these prices are to say."""
 
+    def skew(self, experts: int) -> str:
+        """How tokens are taken to spread over so many experts where nobody says."""
+
     def elementwise_s(self, op: str, rows: Floats, elements: int) -> Floats:
         """`rows` rows of which each reads and writes `elements` elements."""
 

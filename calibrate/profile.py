@@ -131,9 +131,13 @@ class Profile:
         """See `Prices`. Experts of a dtype that was not measured are priced from the datasheet."""
         if not self._has_experts(weights):
             return self._datasheet.moe_s(weights, rows, hidden, inter, experts, topk, tp, ep, skew)
-        skew = skew or ("uniform" if experts <= FEW_EXPERTS else SKEW)
+        skew = skew or self.skew(experts)
         seconds: Floats = self.families["moe"].seconds(weights, rows, hidden, inter, experts, topk, tp, ep, skew)
         return seconds
+
+    def skew(self, experts: int) -> str:
+        """See `Prices`: at random between few, by the lighter power law between many."""
+        return "uniform" if experts <= FEW_EXPERTS else SKEW
 
     def elementwise_s(self, op: str, rows: Floats, elements: int) -> Floats:
         """See `Prices`."""

@@ -63,6 +63,10 @@ class Scaled:
         """See `Prices`."""
         return self._of("moe") * self.prices.moe_s(weights, rows, hidden, inter, experts, topk, tp, ep, skew)
 
+    def skew(self, experts: int) -> str:
+        """See `Prices`."""
+        return self.prices.skew(experts)
+
     def elementwise_s(self, op: str, rows: Floats, elements: int) -> Floats:
         """See `Prices`."""
         return self._of("elementwise") * self.prices.elementwise_s(op, rows, elements)

@@ -223,6 +223,15 @@ def test_deepep_is_priced_where_it_was_measured() -> None:
     assert costs["deepep_auto"].decode_tokens_s == costs["deepep_low_latency"].decode_tokens_s
 
 
+def test_deepep_gives_a_gpu_the_rows_of_its_experts_alone() -> None:
+    """Of 512 tokens' 4,096 rows the fullest of eight GPUs has so many, in a layer of 16 experts."""
+    cost = group(8, all2all_backend="deepep_low_latency", expert_load="uniform")
+    rows = loads("uniform", _one(512), 128, 8, 8)[1]
+    assert 512 < rows[0] < 600
+    alone = SHEET.moe_s("bf16", rows, 2048, 768, 16, 1, 1, 1, "balanced")[0]
+    assert cost.decode_shared_s[512] == pytest.approx(48 * float(alone))
+
+
 def test_ranks_without_experts_are_replicas() -> None:
     llama = load_model("llama-3.1-8b")
     with pytest.raises(ServecastError, match=r"dp 2: llama-3\.1-8b has no experts.*use replicas"):
