@@ -172,11 +172,17 @@ def compile_cost(
     model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, stage: int = 0
 ) -> CompiledCost:
     """The cost of every step of `model` under `layout` that `engine` can run, at these prices: of one pipeline stage of
-    it. What data parallel ranks do together is left out (`calibrate.group_cost`).
-
-    The engine's host plans a step once, when the last stage has ended; the worker of any stage needs its time to
-    prepare it. Raises `ServecastError` for a model whose kernels have no prices, and GPUs that nothing joins.
+    it. The engine's host plans a step once, when the last stage has ended; the worker of any stage needs its time to
+    prepare it. Raises `ServecastError` for a model whose kernels have no prices, GPUs that nothing joins, and data
+    parallel ranks that share experts (`calibrate.group_cost` has what these cost).
     """
+    if layout.dp > 1 and model.experts:
+        raise ServecastError(f"dp {layout.dp}: ranks that share the experts of {model.name} step together: group_cost")
+    return own_cost(model, layout, engine, prices, stage)
+
+
+def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, stage: int = 0) -> CompiledCost:
+    """The same of one data parallel rank, without what the ranks do together."""
     import numpy as np  # here, so that importing the catalogue stays cheap
 
     from calibrate.kernels.chunks import LocalChunks

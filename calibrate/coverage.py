@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.cost import CompiledCost, padded_tokens
 from calibrate.engine import EngineSpec
-from calibrate.kernel_times import buffer_bytes, head_shapes, operator_s
+from calibrate.kernel_times import buffer_bytes, experts_point, head_shapes, operator_s
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
 from calibrate.operator_spec import Operator
@@ -29,34 +29,39 @@ def outside_shares(
     prices: Prices,
     cost: CompiledCost,
     steps: Iterable[Mapping[str, Floats]],
+    stage: int = 0,
 ) -> dict[str, float]:
     """Family -> the share (0..1, 4 digits) of all step time that its kernels took outside the measured range, if any.
 
     `steps` are columns of equal length: start_s, end_s, steps, prefill_requests, prefill_tokens, decodes, kv_tokens,
-    of runs of equal steps. A step's attention is judged by its mean context and mean chunk.
+    of runs of equal steps of one pipeline stage. A step's attention is judged by its mean context and mean chunk, what
+    data parallel ranks do together as if all had as many tokens.
     """
+    layout, tokens = layout.all2all(decoding=True), np.arange(engine.max_num_batched_tokens + 1)
     rows = {
-        "tokens": padded_tokens(engine, np.arange(engine.max_num_batched_tokens + 1)).astype(np.float64),
+        "tokens": padded_tokens(engine, tokens).astype(np.float64),
         "samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64),
     }
-    outside: dict[str, dict[str, Floats]] = {"tokens": {}, "samples": {}}
-    for op in step_operators(model, layout):
+    rows["group"] = layout.dp * rows["tokens"]
+    outside: dict[str, dict[str, Floats]] = {name: {} for name in rows}
+    for op in step_operators(model, layout, stage):
         n = rows[op.rows]
         seconds = np.where(_inside(op, n, layout, prices), 0.0, op.kernels * operator_s(op, n, layout, prices))
         seconds[0] = 0.0
         table = outside[op.rows]
-        kind = "collective" if op.family in ("allreduce", "allgather") else str(op.family)
+        kind = op.family if op.family in ("gemm", "moe", "elementwise") else "collective"
         table[kind] = table.get(kind, 0.0) + seconds
     total, lost = 0.0, {family: 0.0 for tables in outside.values() for family in tables}
     lost |= dict.fromkeys(("prefill_attention", "decode_attention"), 0.0)
     for block in steps:
         decodes, chunks, repeats = (block[c].astype(np.int64) for c in ("decodes", "prefill_requests", "steps"))
         at = {"tokens": decodes + block["prefill_tokens"].astype(np.int64), "samples": decodes + chunks}
+        at["group"] = at["tokens"]
         total += float((block["end_s"] - block["start_s"]).sum())
         for name, tables in outside.items():
             for family, seconds in tables.items():
                 lost[family] += float((seconds[at[name]] * repeats).sum())
-        for family, seconds in _attention(model, layout, prices, cost, block, at).items():
+        for family, seconds in _attention(model, layout, prices, cost, block, at, stage).items():
             lost[family] += float(seconds.sum())
     shares = {family: round(seconds / total, 4) for family, seconds in lost.items()} if total else {}
     return {family: share for family, share in shares.items() if share}
@@ -69,6 +74,7 @@ def _attention(
     cost: CompiledCost,
     block: Mapping[str, Floats],
     at: Mapping[str, NDArray[np.int64]],
+    stage: int,
 ) -> dict[str, Floats]:
     """Seconds of attention outside the measured range in every row. What decodes and other kernels leave of a step with
     chunks is their attention."""
@@ -90,7 +96,7 @@ def _attention(
     lookups = np.array(cost.tokens_s)[at["tokens"]] + (np.array(cost.samples_s) + np.array(cost.after_s))[at["samples"]]
     prefill_s = np.where(block["prefill_requests"] > 0, np.maximum(duration - lookups - decode_s, 0.0), 0.0)
     out = {"decode_attention": np.zeros(len(decodes)), "prefill_attention": np.zeros(len(decodes))}
-    groups = attention_groups(model, layout)
+    groups = attention_groups(model, layout, stage)
     layers = sum(g.layers for g in groups)
     mean_q = np.maximum(block["prefill_tokens"] / chunks, 1.0)
     n = np.maximum(decodes, 1.0)
@@ -111,7 +117,7 @@ def _inside(op: Operator, rows: Floats, layout: Parallelism, prices: Prices) -> 
     if op.family == "gemm":
         return prices.inside("gemm", op.weights, rows, *op.shape)
     if op.family == "moe":
-        return prices.inside("moe", op.weights, rows, *op.shape, layout.expert_tp, layout.expert_ep)
+        return prices.inside("moe", op.weights, *experts_point(op, rows, layout, prices)[:-1])
     if op.family == "elementwise":
         return prices.inside("elementwise", op.name, rows, *op.shape)
     return prices.inside("collective", op.family, buffer_bytes(op, rows), len(layout.ranks(op.group)))

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from calibrate.cost import CompiledCost, compile_cost, longer_by, lookups, padded_tokens
+from calibrate.cost import CompiledCost, longer_by, lookups, own_cost, padded_tokens
 from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
@@ -117,7 +117,7 @@ def group_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices
         raise ServecastError(
             f"dp {layout.dp}: {model.name} has no experts, and ranks that share none step on their own: use replicas"
         )
-    own = compile_cost(model, layout, engine, prices, stage)
+    own = own_cost(model, layout, engine, prices, stage)
     every = np.arange(engine.max_num_batched_tokens + 1)
     shared, padded = [], []
     for decoding, most in ((False, engine.max_num_batched_tokens), (True, engine.max_num_seqs)):

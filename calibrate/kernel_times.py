@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from calibrate.kernels.chunks import ChunkPrices, LocalChunks
     from calibrate.kernels.heads import HeadShape
+    from calibrate.kernels.routing import Skew
     from calibrate.prices import Prices
 
     Floats = NDArray[np.float64]
@@ -60,7 +61,7 @@ def operator_s(op: Operator, rows: Floats, layout: Parallelism, prices: Prices, 
     if op.family == "gemm":
         return prices.gemm_s(op.weights, rows, *op.shape)
     if op.family == "moe":
-        return experts_s(op, rows, layout, prices)
+        return prices.moe_s(op.weights, *experts_point(op, rows, layout, prices))
     if op.family == "elementwise":
         return prices.elementwise_s(op.name, rows, *op.shape)
     size, gpus = buffer_bytes(op, rows), len(layout.ranks(op.group, stage))
@@ -69,8 +70,10 @@ def operator_s(op: Operator, rows: Floats, layout: Parallelism, prices: Prices, 
     return seconds if nodes == 1 else np.maximum(seconds, across_s(op, size, layout, gpus, nodes))
 
 
-def experts_s(op: Operator, rows: Floats, layout: Parallelism, prices: Prices) -> Floats:
-    """Seconds of one layer of routed experts.
+def experts_point(
+    op: Operator, rows: Floats, layout: Parallelism, prices: Prices
+) -> tuple[Floats, int, int, int, int, int, int, Skew]:
+    """What `Prices.moe_s` is asked for a layer of routed experts, from its rows on.
 
     Where all tokens are gathered on every GPU, or lie there anyway, its kernel is given them all, as it was when it was
     timed, and leaves out what is not its own. DeepEP brings a GPU only the rows of its experts: a layer of these alone.
@@ -78,11 +81,10 @@ def experts_s(op: Operator, rows: Floats, layout: Parallelism, prices: Prices) -
     from calibrate.kernels.routing import loads
 
     hidden, inter, experts, topk = op.shape
-    tp, ep = layout.expert_tp, layout.expert_ep
     if op.rows == "tokens" or layout.all2all_backend == "allgather_reducescatter":
-        return prices.moe_s(op.weights, rows, hidden, inter, experts, topk, tp, ep, layout.skew)
-    _, fullest = loads(layout.skew or prices.skew(experts), rows, experts, topk, ep)
-    return prices.moe_s(op.weights, fullest, hidden, inter, layout.experts_here(experts), 1, 1, 1, "balanced")
+        return rows, hidden, inter, experts, topk, layout.expert_tp, layout.expert_ep, layout.skew
+    _, fullest = loads(layout.skew or prices.skew(experts), rows, experts, topk, layout.expert_ep)
+    return fullest, hidden, inter, layout.experts_here(experts), 1, 1, 1, "balanced"
 
 
 def buffer_bytes(op: Operator, rows: Floats) -> Floats:

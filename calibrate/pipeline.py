@@ -54,19 +54,22 @@ class StageCost:
 
 def stage_costs(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices) -> tuple[StageCost, ...]:
     """The cost of every stage, in order. With `pp` 1 it is the one of `compile_cost`, which says what is raised."""
+    return tuple(
+        StageCost(compile_cost(model, layout, engine, prices, stage), send_costs(model, layout, engine, prices, stage))
+        for stage in range(layout.pp)
+    )
+
+
+def send_costs(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, stage: int) -> list[float]:
+    """Seconds to hand the activations of a step on, by its tokens; empty for the last stage."""
     import numpy as np
 
+    if stage == layout.pp - 1:
+        return []
     tokens = padded_tokens(engine, np.arange(engine.max_num_batched_tokens + 1)).astype(np.float64)
-    found = []
-    for stage in range(layout.pp):
-        cost, sends = compile_cost(model, layout, engine, prices, stage), []
-        if stage < layout.pp - 1:
-            operators = send_operators(model, layout)
-            seconds = lookups(operators, layout, engine, prices, {"tokens": tokens}, stage)["tokens"]
-            seconds[0] = 0.0
-            sends = seconds.tolist()
-        found.append(StageCost(cost, sends))
-    return tuple(found)
+    seconds = lookups(send_operators(model, layout), layout, engine, prices, {"tokens": tokens}, stage)["tokens"]
+    seconds[0] = 0.0
+    return list(seconds.tolist())
 
 
 def send_operators(model: ModelSpec, layout: Parallelism) -> tuple[Operator, ...]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from calibrate.connectors import load_transfer_link
 from calibrate.cost import compile_cost
+from calibrate.coverage import outside_shares
 from calibrate.datasheet import Datasheet
 from calibrate.engine import EngineSpec, HostTime, resolve_engine
 from calibrate.group_cost import GroupCost, RankStep, group_cost
@@ -147,6 +151,14 @@ def test_a_step_by_hand() -> None:
     )
 
 
+def test_stages_of_a_group_add_up_to_it() -> None:
+    layout = Parallelism(1, pp=3, dp=2, ep=True)
+    parts = [group_cost(QWEN, layout, SPEC, SHEET, stage) for stage in range(3)]
+    whole, work = group(2), [RankStep([(300, 40)], 3, 3000), RankStep((), 50, 9000)]
+    assert sum(part.decode_shared_s[64] for part in parts) == pytest.approx(whole.decode_shared_s[64])
+    assert sum(part.step_s(work) for part in parts) == pytest.approx(whole.step_s(work))
+
+
 def test_one_rank_s_prompt_holds_up_all() -> None:
     cost = group(4)
     busy, idle = RankStep([(400, 0)]), RankStep()
@@ -201,6 +213,26 @@ def test_groups_over_several_nodes_cross_the_network() -> None:
     assert slow.decode_shared_s[1024] == pytest.approx(across + experts)
 
 
+def test_what_was_priced_outside_the_tables_is_said_of_every_layout() -> None:
+    """Kernels were timed with all tokens on up to 256 GPUs, with the rows of 16 experts alone never."""
+    prices = load_profile(FOLDER / "h100-sxm.json")
+    steps = {"start_s": [0.0], "end_s": [1.0], "steps": [1], "prefill_requests": [0], "prefill_tokens": [0]}
+    steps |= {"decodes": [64], "kv_tokens": [64000]}
+    block = {name: np.array(values, np.float64) for name, values in steps.items()}
+    found = []
+    for backend in ("allgather_reducescatter", "deepep_low_latency"):
+        layout = Parallelism(1, dp=8, ep=True, all2all_backend=backend)  # type: ignore[arg-type]
+        own = group_cost(QWEN, layout, SPEC, prices).own
+        found.append(outside_shares(QWEN, layout, SPEC, prices, own, [block]))
+    assert "moe" not in found[0]
+    assert found[1]["moe"] > 0
+    staged = Parallelism(1, pp=2)
+    last = compile_cost(QWEN, staged, SPEC, prices, 1)
+    assert "collective" not in outside_shares(QWEN, staged, SPEC, prices, last, [block], 1)
+    with pytest.raises(ServecastError, match="dp 8: ranks that share the experts of qwen3-30b-a3b step together"):
+        compile_cost(QWEN, Parallelism(1, dp=8, ep=True), SPEC, prices)
+
+
 def test_a_rack_whose_nodes_share_a_link_needs_no_network() -> None:
     gb200 = load_gpu("gb200")
     assert group_cost(QWEN, Parallelism(4, dp=16, ep=True), SPEC, Datasheet(gb200)).ranks == 16
@@ -250,12 +282,8 @@ def test_ranks_without_experts_are_replicas() -> None:
 )
 def test_wrong_layouts_are_refused_with_the_reason(layout: Parallelism, said: str) -> None:
     (problem,) = check_layout(QWEN, layout, H100)
-    import re
-
     assert re.search(said, problem)
 
 
-def _one(value: float):  # type: ignore[no-untyped-def]
-    import numpy as np
-
+def _one(value: float) -> NDArray[np.float64]:
     return np.array([float(value)])
