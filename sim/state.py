@@ -118,7 +118,7 @@ class State:
             waiting.append(request)
 
     def _place(self, request: Request) -> int:
-        """Where one belongs whose KV has come, or who was preempted; of the former, who got his blocks first."""
+        """Where one belongs whose KV has come, the first to get blocks first, or who was preempted."""
         place = 0
         for other in self.waiting:
             if request.there and other.there:

@@ -17,8 +17,8 @@ from servecast.errors import ServecastError
 POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "long_prefill_token_threshold",
           "scheduler_reserve_full_isl", "scheduling_policy", "watermark")  # fmt: skip
 """Options that its scheduler takes by these names; of the version: `long_prefill_alone_exempt` (the threshold does not
-bind the only request) and `preemption_skips_one`."""
-RULES = ("long_prefill_alone_exempt", "preemption_skips_one")
+bind the only request), `preemption_skips_one`, `pulled_queue` and `pulls_spare_prefills`."""
+RULES = ("long_prefill_alone_exempt", "preemption_skips_one", "pulled_queue", "pulls_spare_prefills")
 V0_POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "preemption_mode")
 LONG = 32768
 """Tokens of the longest sequence above which vLLM 0.6 turns chunked prefill on by itself."""

@@ -28,7 +28,7 @@ from tests.sim.test_vllm_sources import ROOT, VERSIONS, case, minor_of, shared
 from tests.sim.vllm_transfers import MOST_STEPS, run
 from workloads.content import content_of
 
-CASES = 300
+CASES = 100
 
 
 @pytest.mark.skipif(not VERSIONS, reason="vLLM's sources not found (set SERVECAST_VLLM_SOURCES)")
@@ -41,7 +41,7 @@ def test_both_sides_equal_vllms_own_scheduler(version):
     assert done.returncode == 0, done.stderr[-2000:]
     preemptions, pulls, kept = (int(word) for word in done.stdout.split()[-3:])
     assert preemptions > 100  # the cases are tight enough to matter
-    assert min(pulls, kept) > 1000
+    assert min(pulls, kept) > 500
 
 
 def transfers(seed, rows, side):

@@ -12,7 +12,7 @@ from collections import deque
 from sim.windows import ONE
 from tests.sim.vllm_sources import ModelOutput, Status, VllmRequest
 
-MOST_STEPS = 1000
+MOST_STEPS = 500
 """Requests may preempt each other for ever."""
 
 
@@ -70,12 +70,17 @@ class Output:
 
 
 def run(vllm, policy, cost, num_blocks, block_size, asynchronous, requests, pull_s, keep_s, begins=None):
-    """As `Vllm.run`, with transfers; those that wait for ever do not finish. Before 0.24 a real engine that only keeps
-    blocks does not look for transfers until it computes again; here it does, as later ones do."""
+    """As `Vllm.run`, with transfers; those that wait for ever do not finish.
+
+    Before 0.24 a real engine that only keeps blocks does not look for transfers until it computes again; here it does,
+    as later ones do. In 0.10 those whose prompts are on their way change their order with each plan, which is not
+    modelled: here they keep it, as in later ones.
+    """
     it = vllm.build(policy, num_blocks, block_size, asynchronous, begins is not None, ONE)
     it.kv_cache_manager = vllm.kv_manager(num_blocks, block_size, begins is not None, ONE, policy.watermark)
     it.connector, it.block_size, it.prefix_replay_group_ids = Connector(pull_s, keep_s), block_size, ()
     vllm.scheduler.SupportsHMA = Connector
+    vllm.queues.FCFSRequestQueue.prepend_requests = lambda self, others: self.extendleft(others)
     everyone = [
         VllmRequest(i, *row, None if begins is None else begins[i], block_size) for i, row in enumerate(requests)
     ]

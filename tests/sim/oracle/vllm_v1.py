@@ -9,7 +9,7 @@ class VllmV1(Oracle):
     def plan(self):
         p, budget, batch, preempted = self.policy, self.policy.max_num_batched_tokens, [], False
         limit = p.long_prefill_token_threshold or budget
-        if p.long_prefill_alone_exempt and len(self.running) + len(self.waiting) <= 1:
+        if p.long_prefill_alone_exempt and self.present <= 1:
             limit = budget
         i = 0
         while i < len(self.running) and budget > 0:
@@ -37,22 +37,41 @@ class VllmV1(Oracle):
                 break
             budget -= n
             batch.append(self.schedule(r, n))
-        while self.waiting and not preempted and budget > 0 and len(self.running) < p.max_num_seqs:
-            r = self.waiting[0]
-            found = self.kv.find(r)
-            cached = len(found) * self.size
-            n = min(r.prompt + r.out - cached, limit)
-            if n > budget and not p.enable_chunked_prefill:
+        while not preempted and budget > 0 and len(self.running) < p.max_num_seqs and (r := self.next()):
+            entries = self.let_in(r, budget, limit)
+            if entries is None:
                 break
-            n = min(n, budget)
-            last = r.prompt + r.out if p.scheduler_reserve_full_isl else cached + n
-            needed = max(self.reserved(last, len(found)), self.tables.count * (self.blocks(cached + n) - len(found)))
-            spare = int(p.watermark * (self.total + 1)) if self.running else 0
-            if needed + self.kv.idle(r, len(found)) + spare > self.free:
-                break
-            budget -= n
-            batch.append(self.admit(n, found))
+            budget -= sum(n for _, n, *_ in entries)
+            batch += entries
         return batch
+
+    @property
+    def present(self):
+        """Requests that are here."""
+        return len(self.running) + len(self.waiting)
+
+    def next(self):
+        """Whose turn it is, if anybody waits."""
+        return self.waiting[0] if self.waiting else None
+
+    @property
+    def spare(self):
+        """Blocks that stay free when somebody is admitted beside others."""
+        return int(self.policy.watermark * (self.total + 1)) if self.running else 0
+
+    def let_in(self, r, budget, limit):
+        """Admit `r`, the head of the queue: its entries in the batch, or None where it must wait."""
+        p, found = self.policy, self.kv.find(r)
+        cached = len(found) * self.size
+        n = min(r.prompt + r.out - cached, limit)
+        if n > budget and not p.enable_chunked_prefill:
+            return None
+        n = min(n, budget)
+        last = r.prompt + r.out if p.scheduler_reserve_full_isl else cached + n
+        needed = max(self.reserved(last, len(found)), self.tables.count * (self.blocks(cached + n) - len(found)))
+        if needed + self.kv.idle(r, len(found)) + self.spare > self.free:
+            return None
+        return [self.admit(n, found)]
 
     def reserved(self, last, found):
         """The blocks that must be free to admit a sequence of `last` tokens, of which `found` blocks are known."""
