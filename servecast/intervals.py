@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibrate.cost import compile_cost
 from calibrate.scaled import Scaled
 from calibrate.uncertainty import Draw, draws
-from servecast.pools import PoolSetup
+from servecast.pools import PoolSetup, costs
 from servecast.run import Result, simulate
 from servecast.setup import Setup
 
@@ -72,5 +71,8 @@ def results(setup: Setup, count: int) -> Iterator[Result]:
 
 def _under(pool: PoolSetup, draw: Draw) -> PoolSetup:
     engine, prices = draw.engine(pool.engine), Scaled(pool.prices, draw.factors)
-    cost = draw.cost(compile_cost(pool.model, pool.layout, engine, prices))
-    return replace(pool, engine=engine, prices=prices, cost=cost)
+    cost, group = costs(pool.model, pool.layout, engine, prices)
+    own = draw.cost(cost)
+    return replace(
+        pool, engine=engine, prices=prices, cost=own, group=None if group is None else replace(group, own=own)
+    )

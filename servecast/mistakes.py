@@ -17,8 +17,6 @@ BEAMS = (
 )
 NOT_YET = {
     "pp": "pipeline parallelism is not modelled yet",
-    "dp": "data parallelism inside an engine is not modelled yet; use replicas for independent engines",
-    "ep": "expert parallelism is not modelled yet",
     "links": "links between pools are not modelled yet",
     "best_of": "best_of is not modelled, and newer engines do not have it; n is how many samples each request asks for",
     "use_beam_search": BEAMS,

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from calibrate.connectors import load_transfer_link
 from calibrate.cost import CompiledCost, StepCost, compile_cost
 from calibrate.engine import EngineSpec, resolve_engine
 from calibrate.fixes import require_fit
+from calibrate.group_cost import GroupCost, group_cost
 from calibrate.hardware import Gpu, load_gpu
-from calibrate.layout import Parallelism, check_layout
+from calibrate.layout import Parallelism, check_layout, check_nodes
 from calibrate.memory import Logged, MemoryPlan
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
@@ -25,7 +27,7 @@ from servecast.keyed import keyed
 from servecast.own_policy import own_policy, split
 from servecast.parts import is_path
 from servecast.profiles import DATASHEET, prices_of
-from servecast.scenario import HostPart, Scenario
+from servecast.scenario import HostPart, PoolPart, Scenario
 from sim.schedulers import Scheduler, scheduler_of
 from sim.schedulers.vllm_v0 import VllmV0
 
@@ -49,12 +51,18 @@ class PoolSetup:
     prices: Prices
     cost: CompiledCost
     scheduler: Scheduler
+    group: GroupCost | None = None
 
     @property
     def step_cost(self) -> StepCost:
         """What a step takes; in pieces, where the engine computes it so."""
         pieces = self.engine.ubatch_tokens
         return InPieces(self.cost, pieces) if pieces else self.cost
+
+    @property
+    def engines(self) -> int:
+        """Engines in the whole pool, each with a queue and a KV cache."""
+        return self.replicas * self.layout.dp
 
     @property
     def gpus(self) -> int:
@@ -78,9 +86,9 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     where = "model" if part.model is None else f"cluster.pools.{index}.model"
     path = scenario.path_of(where, word)
     named = ask(lambda: keyed("model", lambda: load_model(str(path) if is_path(word) else word)))
-    gpu, layout = load_gpu(part.gpu), Parallelism(part.tp)
+    gpu, layout = load_gpu(part.gpu), _layout(part)
     host = scenario.host if part.host is None else part.host
-    engine = model = memory = cost = scheduler = None
+    engine = model = memory = cost = scheduler = group = None
     prices = ask(lambda: keyed("cluster.profile", lambda: prices_of(gpu, profile_of(scenario, index))))
     if prices and host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, host.kernels))
@@ -88,13 +96,18 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
         engine = ask(lambda: _engine(scenario, index, host, gpu, named, layout))
         model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
         scheduler = ask(lambda: _scheduler(scenario, index, engine)) if engine else None
-        wrong = check_layout(model or named, layout, gpu)
-        found += [p if p.startswith("cluster.") else f"cluster.tp: {p}" for p in wrong]
+        wrong = [*check_layout(model or named, layout, gpu), *check_nodes(layout, gpu)]
+        found += [p if p.startswith("cluster.") else f"cluster.{_key(p)}: {p}" for p in wrong]
+        if layout.dp > 1 and named.experts is None:
+            wrong.append("dp")
+            found.append(
+                f"cluster.dp: {named.name} has no experts, and engines that share none step on their own; use replicas"
+            )
         if model and engine and not wrong:
             logged = Logged(**dict(scenario.memory if part.memory is None else part.memory))
             memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
             if prices:
-                cost = ask(lambda: keyed("model", lambda: compile_cost(model, layout, engine, prices)))
+                cost, group = ask(lambda: keyed("model", lambda: costs(model, layout, engine, prices))) or (None, None)
     problems += _placed(scenario, index, found)
     if not (model and engine and memory and prices and cost and scheduler):
         return engine
@@ -103,8 +116,45 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
         cost = replace(cost, swap_block_s=swap_block_s(model, gpu, memory))
     name = scenario.cluster.names[index]
     return PoolSetup(
-        name, part.role, part.weight, part.replicas, word, model, gpu, layout, engine, memory, prices, cost, scheduler
+        name, part.role, part.weight, part.replicas, word, model, gpu, layout, engine, memory, prices, cost, scheduler,
+        group,
+    )  # fmt: skip
+
+
+def costs(
+    model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices
+) -> tuple[CompiledCost, GroupCost | None]:
+    """What an engine's steps cost; and what those of all engines together do, where they step together."""
+    if layout.dp == 1:
+        return compile_cost(model, layout, engine, prices), None
+    group = group_cost(model, layout, engine, prices)
+    return group.own, group
+
+
+def _layout(part: PoolPart) -> Parallelism:
+    experts = part.experts
+    return Parallelism(
+        part.tp,
+        dp=part.dp,
+        ep=part.ep,
+        network=None if part.network is None else load_transfer_link(part.network),
+        redundant_experts=experts.redundant,
+        expert_load=experts.load,
+        all2all_backend=experts.all2all,
     )
+
+
+def _key(problem: str) -> str:
+    """The key of what is wrong with a layout: the first word of the sentence, or tp."""
+    word = problem.split(" ")[0]
+    keys = {
+        "redundant_experts": "experts.redundant",
+        "all2all_backend": "experts.all2all",
+        "expert_load": "experts.load",
+    }
+    if "no network between nodes" in problem:
+        return "network"
+    return keys.get(word, word if word in ("tp", "dp", "ep") else "tp")
 
 
 def _placed(scenario: Scenario, index: int, found: list[str]) -> Iterator[str]:

@@ -83,8 +83,8 @@ def _facts(pool: PoolSetup) -> PoolFacts:
     memory = pool.memory
     return PoolFacts(
         name=pool.name,
-        replicas=pool.replicas,
-        gpus=pool.layout.gpus,
+        replicas=pool.engines,
+        gpus=pool.layout.tp * pool.layout.pp,
         fixed_memory_bytes=memory.weight_bytes + memory.activation_bytes + memory.cuda_graph_bytes
         + memory.communication_bytes + memory.non_torch_bytes,
         kv_blocks=memory.usable_blocks,
@@ -104,7 +104,7 @@ def _outside(setup: Setup, deployment: Deployment, cluster: Cluster) -> list[dic
         if pool.cost.provenance["kind"] != "datasheet":
             steps = cluster.log.steps.table()
             if len(setup.pools) > 1:
-                steps = steps.where((steps["replica"] >= first) & (steps["replica"] < first + pool.replicas))
+                steps = steps.where((steps["replica"] >= first) & (steps["replica"] < first + pool.engines))
             shares = outside_shares(pool.model, pool.layout, pool.engine, pool.prices, pool.cost, steps.blocks())
         found.append(shares)
     return found
@@ -163,7 +163,7 @@ def _asks(setup: Setup) -> npt.NDArray[np.int64] | None:
 def _pool(setup: Setup, pool: PoolSetup) -> Pool:
     engine = pool.engine
     return Pool(
-        replicas=pool.replicas,
+        replicas=pool.engines,
         scheduler=pool.scheduler,
         cost=pool.step_cost,
         num_blocks=pool.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
@@ -176,6 +176,8 @@ def _pool(setup: Setup, pool: PoolSetup) -> Pool:
         weight=pool.weight,
         serves=setup.models.index(pool.serves),
         role=pool.role,
+        group=pool.group,
+        ranks=pool.layout.dp,
     )
 
 

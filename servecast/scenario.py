@@ -64,16 +64,33 @@ class MemoryPart(Part):
     other: Size | None = None
 
 
+class ExpertsPart(Part):
+    """How experts are spread and reached: copies that loads are balanced by (EPLB), how tokens spread over experts
+    (`load`), and how data parallel ranks bring tokens to them."""
+
+    redundant: Annotated[int, Field(ge=0, le=100_000)] = 0
+    load: Literal["", "balanced", "uniform"] = ""
+    all2all: Literal["allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"] = (
+        "allgather_reducescatter"
+    )
+
+
 class PoolPart(Part):
-    """Equal replicas: `replicas` engines on `tp` GPUs each. `profile` is a file with the GPU's kernel times, or
-    datasheet; unset, the shipped profile of the GPU, or its datasheet where there is none. Of several pools each may
-    have a `model`, `host` and `memory` of its own, and an `engine`: options on top of the scenario's, or, with a
-    preset, in place of them. `weight` is what the router `weighted` goes by."""
+    """Equal replicas: `replicas` of `tp` x `dp` GPUs each. The `dp` engines of a replica serve requests of their own
+    and share the experts, over which they step together: cut over all GPUs, or with `ep` dealt out whole (`experts`
+    says more); `network` is the adapter between nodes, where a replica needs several. `profile` is a file with the
+    GPU's kernel times, or datasheet; unset, the shipped profile of the GPU, or its datasheet where there is none. Of
+    several pools each may have a `model`, `host` and `memory` of its own, and an `engine`: options on top of the
+    scenario's, or, with a preset, in place of them. `weight` is what the router `weighted` goes by."""
 
     name: Annotated[str, Field(min_length=1)] | None = None
     role: Literal["unified", "prefill", "decode"] = "unified"
     gpu: Annotated[str, known(load_gpu)]
     tp: Count = 1
+    dp: Count = 1
+    ep: bool = False
+    experts: ExpertsPart = ExpertsPart()
+    network: Annotated[str, known(load_transfer_link)] | None = None
     profile: str | None = None
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
     weight: Annotated[float, Field(gt=0, lt=1e6)] = 1.0

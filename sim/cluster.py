@@ -19,6 +19,7 @@ from sim.direct import Direct
 from sim.frontend import FrontEnd
 from sim.handover import HandOver, Split, SplitDesk
 from sim.kvcache import KVCache
+from sim.lockstep import GroupCost, Lockstep, Rank
 from sim.replica import Replica
 from sim.request import Request
 from sim.routers import Fleet, Known
@@ -38,7 +39,7 @@ class Pool:
     """Equal replicas: how many, and what each is made of. `num_blocks` KV blocks of `block_size` tokens a replica, of
     which `cache` makes its KV cache, for the block `tables` of the model's layers. `weight` of a replica where the
     router goes by weights; `serves`: which of the fleet's models; `role`: whether it reads prompts, answers, or does
-    both."""
+    both. With a `group` cost so many `ranks` after each other step together."""
 
     replicas: int
     scheduler: Scheduler
@@ -53,6 +54,8 @@ class Pool:
     weight: float = 1.0
     serves: int = 0
     role: Literal["unified", "prefill", "decode"] = "unified"
+    group: GroupCost | None = None
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,7 @@ class Cluster:
         self._asks = routing.asks
         self.front_ends: list[FrontEnd] = []
         for pool in pools:
-            for _ in range(pool.replicas):
-                self.front_ends.append(self._start(pool, len(self.front_ends)))
+            self._start(pool)
         models = range(1 + max(pool.serves for pool in pools))
         self._desks = [self._desk(pools, routing, model) for model in models]
 
@@ -108,23 +110,24 @@ class Cluster:
         decode = direct("decode", split.router, split.parameters)
         return SplitDesk(self._clock, self.log, prefill, decode, split, of)
 
-    def _start(self, pool: Pool, index: int) -> FrontEnd:
-        policy = pool.scheduler
-        kv = pool.cache(pool.num_blocks, pool.block_size)
-        state = State(kv, policy.by_priority, pool.tables, policy.pulled_first)
-        replica = Replica(
-            index,
-            self._clock,
-            state,
-            deepcopy(policy),
-            pool.cost,
-            self.log,
-            self._ended,
-            max_model_len=pool.max_model_len,
-            asynchronous=pool.asynchronous,
-            on_pull=self._pull,
-        )
-        return FrontEnd(self._clock, replica, self.log, self._ended, pool.front_end)
+    def _start(self, pool: Pool) -> None:
+        """Start the replicas of a pool."""
+        group: Lockstep | None = None
+        for i in range(pool.replicas):
+            if pool.group is not None and i % pool.ranks == 0:
+                group = Lockstep(self._clock, pool.group)
+            index, policy = len(self.front_ends), pool.scheduler
+            kv = pool.cache(pool.num_blocks, pool.block_size)
+            state = State(kv, policy.by_priority, pool.tables, policy.pulled_first)
+            parts = index, self._clock, state, deepcopy(policy)
+            options: dict[str, Any] = {
+                "max_model_len": pool.max_model_len, "asynchronous": pool.asynchronous, "on_pull": self._pull
+            }  # fmt: skip
+            if group is None:
+                replica = Replica(*parts, pool.cost, self.log, self._ended, **options)
+            else:
+                replica = Rank(group, *parts, self.log, self._ended, **options)
+            self.front_ends.append(FrontEnd(self._clock, replica, self.log, self._ended, pool.front_end))
 
     def run(self, keep_going: Callable[[int, float], bool] = lambda done, now: True) -> bool:
         """Simulate to the end. `keep_going(requests done, simulated seconds)` is asked now and then; False stops early.

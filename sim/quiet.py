@@ -24,12 +24,20 @@ LONG_RUN = 32
 def quiet_run(state: State, batch: Batch, now: float, line: Line) -> Sequence[float]:
     """When the steps of the run end that begins with `batch` at `now`; `line`: see `calibrate.cost.StepCost`."""
     base, slope, floor, upto = line
-    steps = _steps(state, batch)
+    steps = quiet_steps(state, batch)
     decodes, kv_tokens = batch.decodes, batch.kv_tokens
     if kv_tokens + (steps - 1) * decodes > upto:
         steps = int((upto - kv_tokens) / decodes) + 1
     if floor > base + slope * kv_tokens and slope > 0.0:  # one straight line a row: stop where the floor ends
         steps = min(steps, int(((floor - base) / slope - kv_tokens) / decodes) + 1)
+    return ends_of(now, steps, base, slope, kv_tokens, decodes, floor)
+
+
+def ends_of(
+    now: float, steps: int, base: float, slope: float, kv_tokens: int, decodes: int, floor: float = 0.0
+) -> Sequence[float]:
+    """When steps end that begin at `now` and take `base` + `slope` x KV tokens each, or `floor` if that is longer, the
+    tokens growing by `decodes` from step to step."""
     if steps < LONG_RUN:
         ends = []
         for _ in range(steps):
@@ -48,7 +56,7 @@ def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Li
     """As `quiet_run`: a step takes what the first line says of all tokens and, besides, what the others say of those
     that the layers of each window read; the floor of the first is that of the sum."""
     assert state.windows is not None
-    steps, floor = _steps(state, batch), lines[0][2]
+    steps, floor = quiet_steps(state, batch), lines[0][2]
     parts = []
     first_s = step_s = 0.0
     reads = zip((batch.kv_tokens, *batch.seen), (batch.decodes, *state.windows.growing), lines, strict=True)
@@ -79,7 +87,7 @@ def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Li
     return long_ends
 
 
-def _steps(state: State, batch: Batch) -> int:
+def quiet_steps(state: State, batch: Batch) -> int:
     """Steps from the planned one on until one finishes a request, the next may lack blocks, or the policy wants to plan
     again."""
     decodes = state.decodes

@@ -34,7 +34,7 @@ class Replica(Engine):
         clock: Clock,
         state: State,
         scheduler: Scheduler,
-        cost: StepCost,
+        cost: StepCost | None,
         log: Log,
         on_finish: Callable[[Request, float], None],
         *,
@@ -151,6 +151,7 @@ class Replica(Engine):
             return False
         batch, state, cost = self.batch, self.state, self._cost
         assert batch is not None
+        assert cost is not None
         decodes = batch.decodes
         line = None if self.one_step else cost.decode_line(decodes, batch.kv_tokens)
         if line is None:

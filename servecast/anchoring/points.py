@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.anchor import Floats, Ints, Values
-from calibrate.cost import compile_cost
 from calibrate.scaled import PRICED, Scaled
 from reports.words import requests as counted
 from servecast.errors import ServecastError
-from servecast.pools import with_host
+from servecast.pools import costs, with_host
 from servecast.run import simulate
 from servecast.scenario import HostPart, Scenario, load_scenario
 from servecast.setup import Setup, set_up
@@ -160,7 +159,8 @@ def with_values(setup: Setup, values: Values) -> Setup:
     engine = with_host(setup.pool.engine, HostPart.model_validate(times))
     factor = values["kernels"] / factor_of(setup)
     prices = Scaled(setup.pool.prices, dict.fromkeys(PRICED, factor))
-    return setup.with_pool(engine=engine, cost=compile_cost(setup.pool.model, setup.pool.layout, engine, prices))
+    cost, group = costs(setup.pool.model, setup.pool.layout, engine, prices)
+    return setup.with_pool(engine=engine, cost=cost, group=group)
 
 
 def point_replay(path: Path, run: MeasuredRun) -> tuple[MeasuredRun, Replay]:
