@@ -113,6 +113,19 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
         )
     fleet = {"gpu": "h100-sxm", "replicas": 32, "router": "least-outstanding"}
     yield "32 GPUs, 200k", {"cluster": fleet, "workload": generated(200_000, 32 * 0.8 * full)}
+    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "max_model_len": 16384}
+    yield (
+        "64 ranks, 20k",
+        {
+            "model": "deepseek-r1",
+            "engine": {"preset": "vllm-0.19"} | limits,
+            "cluster": {
+                "gpu": "h200-sxm", "dp": 64, "ep": True, "network": "rdma-400", "router": "least-outstanding",
+                "experts": {"all2all": "deepep_auto"},
+            },
+            "workload": generated(20_000, 100, 512),
+        },
+    )  # fmt: skip
     hybrid = "gpt-oss-20b"
     yield "windows", {"model": hybrid, "workload": generated(20_000, 0.8 * saturation(256, engine, hybrid))}
     shared = {"workload": {"mix": "agent", "num_sessions": 600}}
@@ -139,7 +152,7 @@ def measure(name: str, scenario: dict[str, Any], oracle_requests: int) -> str:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     summary, n = result.summary(), result.submitted
     shared = setup.requests.trace.prefix is not None
-    compared = oracle_requests if setup.pool.replicas == 1 and not save else 0
+    compared = oracle_requests if setup.pool.engines == 1 and not save else 0
     if shared:
         compared = compared // PREFIX_SHARE if setup.pool.scheduler.prefix_tree else 0
     ratio = oracle_ratio(setup, compared) if compared else None

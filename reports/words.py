@@ -164,7 +164,8 @@ def setup(result: Result) -> str:
     together."""
     places: dict[tuple[str, str], list[str]] = {}
     for facts, pool in zip(result.manifest.get("pools") or [], result.deployment.pools, strict=False):
-        said = [f"{pool.replicas} replicas"] * (pool.replicas > 1) + [pool.role] * (pool.role != "unified")
+        said = [f"{facts['replicas']} replicas"] * (facts["replicas"] > 1) + [pool.role] * (pool.role != "unified")
+        said += [f"dp {facts['dp']}"] * (facts["dp"] > 1) + ["ep"] * facts["ep"]
         where = f"{pool.replicas * pool.gpus} x {facts['gpu']}" + (f" ({', '.join(said)})" if said else "")
         places.setdefault((facts["model"], facts["engine"]), []).append(where)
     return "; ".join(f"{model} on {' + '.join(where)}, {engine}" for (model, engine), where in places.items())

@@ -56,6 +56,8 @@ def _pool(pool: PoolSetup) -> dict[str, Any]:
         "model": pool.model.name,
         "gpu": pool.gpu.id,
         "tp": pool.layout.tp,
+        "dp": pool.layout.dp,
+        "ep": pool.layout.ep,
         "replicas": pool.replicas,
         "engine": engine.preset,
         "engine_options": {

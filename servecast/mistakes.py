@@ -47,6 +47,7 @@ _EXPECTED = {
     "int_parsing_size": "a whole number of that size",
     "float_type": "a number",
     "string_type": "text",
+    "bool_type": "true or false",
     "dict_type": "a mapping of keys to values",
     "model_type": "a mapping of keys to values",
     "list_type": "a list",

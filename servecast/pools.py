@@ -146,7 +146,7 @@ def _layout(part: PoolPart) -> Parallelism:
 
 def _key(problem: str) -> str:
     """The key of what is wrong with a layout: the first word of the sentence, or tp."""
-    word = problem.split(" ")[0]
+    word = problem.split(" ")[0].rstrip(":")
     keys = {
         "redundant_experts": "experts.redundant",
         "all2all_backend": "experts.all2all",

@@ -332,7 +332,7 @@ def _fields(loc: list[Any]) -> list[str]:
         return [*PoolPart.model_fields, *ClusterPart.model_fields]
     parts: dict[str, type[Part]] = {
         "cluster": ClusterPart, "split": SplitPart,
-        "host": HostPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
+        "host": HostPart, "memory": MemoryPart, "pools": PoolPart, "experts": ExpertsPart, "workload": WorkloadPart,
         "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
         "priority": PriorityPart, "prometheus": PrometheusPart,
         "servegen": ServegenPart,

@@ -22,6 +22,7 @@ TOKENS = "engine.max_num_batched_tokens="
 FCFS = "engine.scheduling_policy=fcfs workload.classes.0.priority=0"
 KV_TOKEN_BYTES = 131_072  # llama-3.1-8b in 16 bits
 
+SPREAD, ALONE = "scenarios/expert-parallel.yaml", "cluster.dp=1 cluster.ep=false "
 ROUTER = "cluster.router="
 TOGETHER = 'cluster.pools=[{"gpu":"h100-sxm","replicas":4}] cluster.split=null'
 READERS = "cluster.pools.0.replicas={} cluster.pools.1.replicas={}"
@@ -69,15 +70,23 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (SPLIT, "", "slo_attainment", "meet it for all requests", 1.0),
     (SPLIT, "", "mean_tpot_ms", "TPOT is {11.8} ms", 1),
     (SPLIT, "", "p99_tpot_ms", "(p99 {14.1} ms)", 1),
-    (SPLIT, "", "mean_ttft_ms", "is TTFT, {0.45} s instead", 1e3),
+    (SPLIT, "", "mean_ttft_ms", "is TTFT, {0.46} s instead", 1e3),
     (SPLIT, TOGETHER, "slo_attainment", "meet it for {62} %", 0.01),
     (SPLIT, TOGETHER, "mean_tpot_ms", "TPOT is {15.6} ms", 1),
     (SPLIT, TOGETHER, "p99_tpot_ms", "(p99 {29} ms)", 1),
     (SPLIT, TOGETHER, "p99_itl_ms", "one gap in a hundred {179} ms", 1),
     (SPLIT, TOGETHER, "mean_ttft_ms", "instead of {0.16} s", 1e3),
-    (SPLIT, "engine.block_size=64", "mean_ttft_ms", "save 0.09 s of TTFT", 358),
+    (SPLIT, "engine.block_size=64", "mean_ttft_ms", "save 0.09 s of TTFT", 370),
     (SPLIT, READERS.format(1, 3), "saturated", "prompts pile up", True),
     (SPLIT, READERS.format(3, 1), "saturated", "with three and one, answers do", True),
+    (SPREAD, "", "kv_peak_fraction", "at most {30} % full", 0.01),
+    (SPREAD, "", "mean_tpot_ms", "TPOT is {29} ms", 1),
+    (SPREAD, "", "mean_ttft_ms", "instead of {0.10} s", 1e3),
+    (SPREAD, f"{ALONE}cluster.tp=4", "mean_tpot_ms", "faster here, {23} ms", 1),
+    (SPREAD, f"{ALONE}cluster.replicas=4", "kv_peak_fraction", "each fill their KV cache", 1.0),
+    (SPREAD, f"{ALONE}cluster.replicas=4", "mean_ttft_ms", "TTFT is {0.30} s", 1e3),
+    (SPREAD, f"{ALONE}cluster.replicas=4", "p99_ttft_ms", "its p99 {1.9} s", 1e3),
+    (SPREAD, "cluster.experts.all2all=deepep_auto", "mean_tpot_ms", "no faster than gathering", 30.6),
     (LEGAL, "", "mean_ttft_ms", "TTFT is {0.31} s", 1e3),
     (LEGAL, "workload.rate=2", "saturated", "two a second are too many", True),
     (RAG, "", "mean_ttft_ms", "{0.83} s to the first token", 1e3),

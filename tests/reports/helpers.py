@@ -75,6 +75,8 @@ def run(
         "model": model.name,
         "gpu": gpu.id,
         "tp": 1,
+        "dp": 1,
+        "ep": False,
         "replicas": replicas,
         "engine": engine.preset,
         "cost": cost.provenance,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
@@ -163,3 +164,52 @@ def test_a_split_that_cannot_be(changes: list[str], expected: str) -> None:
 def test_a_split_without_pools_is_refused() -> None:
     with pytest.raises(ServecastError, match=r"cluster\.split: there are no prefill and decode pools"):
         set_up(load_scenario(FLEET, [SMALL, "cluster.split.connector=nixl"]))
+
+
+RANKS = ["model=qwen3-30b-a3b", "cluster.gpu=h100-sxm", "cluster.dp=4", "cluster.ep=true"]
+QUICKSTART = REPO / "scenarios" / "quickstart.yaml"
+
+
+def test_ranks_that_share_experts_step_together() -> None:
+    busy = [SMALL, "workload.arrivals.rate=60", "cluster.router=least-outstanding"]
+    result = of(QUICKSTART, *busy, *RANKS, "cluster.replicas=2")
+    s = result.summary()
+    assert (s["gpus"], s["completed"], result.deployment.replicas) == (8, 200, 8)
+    assert result.manifest["pools"][0]["dp"] == 4
+    steps = result.steps
+    for first in (0, 4):
+        group = steps.filter(pl.col("replica").is_between(first, first + 3)).sort("start_s", "replica")
+        times = {(row["start_s"], row["end_s"]) for row in group.to_dicts()}
+        ends = sorted(times)
+        assert all(end <= start for (_, end), (start, _) in pairwise(ends)), "no two steps overlap"
+    alone = of(QUICKSTART, *busy, *RANKS[:2], "cluster.replicas=8").summary()
+    assert s["mean_tpot_ms"] < 0.9 * alone["mean_tpot_ms"], "each GPU reads a quarter of the experts"
+
+
+def test_how_experts_are_reached_matters() -> None:
+    def tpot(*overrides: str) -> float:
+        return float(of(QUICKSTART, SMALL, *RANKS, *overrides).summary()["mean_tpot_ms"])
+
+    near = tpot()
+    assert tpot("cluster.experts.all2all=deepep_low_latency") != near
+    far = tpot("cluster.dp=16", "cluster.network=rdma-400")
+    assert far != near
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["cluster.dp=2"], "cluster.dp: llama-3.1-8b has no experts, and engines that share none step on their own"),
+        ([*RANKS, "cluster.dp=16"], "cluster.network: 16 GPUs (tp 1 x pp 1 x dp 16) are more than the 8 h100-sxm"),
+        ([*RANKS, "cluster.ep=false", "cluster.experts.all2all=deepep_auto"], "cluster.experts.all2all: "),
+        ([*RANKS, "cluster.ep=false", "cluster.experts.redundant=8"], "cluster.experts.redundant: "),
+        ([*RANKS, "cluster.experts.al2all=naive"], "did you mean 'all2all'"),
+        ([*RANKS, "cluster.dp=0"], "cluster.dp: 0 is not 1 or more"),
+        (["cluster.ep=true"], "cluster.ep: "),
+        (["cluster.pp=2"], "pipeline parallelism is not modelled yet"),
+    ],
+)
+def test_a_layout_that_cannot_be(changes: list[str], expected: str) -> None:
+    with pytest.raises(ServecastError) as caught:
+        set_up(load_scenario(QUICKSTART, [SMALL, *changes]))
+    assert any(expected in problem for problem in caught.value.problems), caught.value.problems
