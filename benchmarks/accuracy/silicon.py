@@ -63,6 +63,9 @@ SETUPS: Mapping[tuple[str, ...], Known] = {
     ("MiniMaxAI/MiniMax-M2.5", "fp8", "b200_sxm"): Known(
         "minimax-m2.5", {"gpu_memory_utilization": 0.9, "block_size": 32, "kv_cache_dtype": "fp8"}, sequences=1024
     ),
+    ("MiniMaxAI/MiniMax-M2.5", "fp8", "h100_sxm"): Known(
+        "minimax-m2.5", {"gpu_memory_utilization": 0.95}, assumed="engine options: those of B200 with vLLM 0.17"
+    ),
     ("MiniMaxAI/MiniMax-M2.5", "fp4", "b200_sxm"): Known(
         "minimax-m2.5-nvfp4", {"gpu_memory_utilization": 0.9, "fuse_allreduce_rms": True}
     ),
@@ -84,6 +87,9 @@ OTHERS: Mapping[tuple[str, ...], Known] = {
     ("trtllm", "meta-llama/Llama-3.1-70B", "fp8", "b200_sxm"): Known("llama-3.1-70b-fp8", TRT_70B, fitted=BURSTS),
     ("trtllm", "meta-llama/Llama-3.1-70B", "fp4", "b200_sxm"): Known("llama-3.1-70b-nvfp4", TRT_70B, fitted=BURSTS),
     ("trtllm", "Qwen/Qwen3-32B", "fp8", "h100_sxm"): Known("qwen3-32b-fp8", shortest=1.0, assumed=DEFAULTS),
+    ("trtllm", "Qwen/Qwen3-235B-A22B-FP8", "fp8", "h100_sxm"): Known(
+        "qwen3-235b-a22b-fp8", shortest=1.0, assumed=DEFAULTS
+    ),
     ("trtllm", "meta-llama/Llama-3.1-8B-Instruct", "", "h100_sxm"): Known(
         "llama-3.1-8b", shortest=1.0, assumed=DEFAULTS
     ),
@@ -139,8 +145,12 @@ def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
         return "layers with windows in engines other than vLLM"
     if "gpt-oss" in row["model_path"] and not row["backend_version"]:
         return "asynchronous scheduling of vLLM 0.11"
-    if any((row[name] or 1) > 1 for name in ("attention_dp_size", "moe_ep_size", "pp_size")):
-        return "data, expert or pipeline parallelism"
+    if (row["attention_dp_size"] or 1) > 1:
+        return "data parallel attention, whose layouts the labels do not tell for sure"
+    if (row["pp_size"] or 1) > 1:
+        return "pipeline parallelism"
+    if (row["moe_ep_size"] or 1) not in (1, row["tp_size"]):
+        return "experts dealt out over some of the GPUs"
     if row["concurrency"] is None:
         return "how many clients there were"
     if row["tp_size"] > 8:
@@ -159,7 +169,8 @@ def scenario(row: Mapping[str, Any], known: Known) -> dict[str, Any]:
     prompt, output = ({"kind": "uniform", "low": int(known.shortest * n), "high": n} for n in (isl, osl))
     requests = (10 if known.shortest < 1 else 4) * clients
     return {
-        "model": known.model, "engine": engine, "cluster": {"gpu": GPUS[row["system"]], "tp": tp},
+        "model": known.model, "engine": engine,
+        "cluster": {"gpu": GPUS[row["system"]], "tp": tp, "ep": (row["moe_ep_size"] or 1) > 1},
         "workload": closed_loop(clients, requests, prompt, output),
     }  # fmt: skip
 
@@ -211,7 +222,7 @@ def _compared(row: Mapping[str, Any], known: Known) -> Row:
         DATA,
         row["model_path"].split("/")[-1] + precision + NAMES[row["backend"]],
         GPUS[row["system"]],
-        f"tp {row['tp_size']}",
+        f"tp {row['tp_size']}" + ", ep" * ((row["moe_ep_size"] or 1) > 1),
         f"{row['isl']}/{row['osl']}, {row['concurrency']} clients",
         {"TTFT": row["silicon_ttft_ms"], "TPOT": row["silicon_tpot_ms"]},
         {"TTFT": found["mean_ttft_ms"], "TPOT": found["mean_tpot_ms"]},
