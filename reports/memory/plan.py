@@ -167,9 +167,10 @@ def notes(planned: Planned) -> list[str]:
     """What to know of the numbers."""
     said = [f"Not simulated yet, only planned: {reason}." for reason in planned.unsimulated]
     layout = planned.layout
-    if layout.pp > 1 or layout.dp > 1 or layout.ep or layout.dcp > 1:
+    if layout.pp > 1 or layout.dcp > 1:
         said.append(
-            "Only tensor parallelism can be simulated yet; of a pipeline the stage with the fewest blocks is shown."
+            "Pipelines and context parallelism cannot be simulated yet; of a pipeline the stage with the fewest blocks "
+            "is shown."
         )
     said += planned.engine.notes
     said.append(
