@@ -78,6 +78,6 @@ def _alike(rows: Iterable[Row]) -> list[tuple[tuple[str, str], Sequence[Row]]]:
 def _rate(row: Row, which: str) -> float:
     times: Mapping[str, float] = getattr(row, which)
     lengths, clients = row.load.split(", ")
-    output, gpus = int(lengths.split("/")[1]), int(row.layout.removeprefix("tp "))
+    output, gpus = int(lengths.split("/")[1]), int(row.layout.removeprefix("tp ").split(",")[0])
     seconds = (times["TTFT"] + (output - 1) * times["TPOT"]) / 1e3
     return int(clients.split()[0]) * output / seconds / gpus
