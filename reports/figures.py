@@ -8,9 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from reports import look, words
-from reports.series import Series, cdf, over_time
+from reports.series import Series, cdf, over_time, thinned
 from sim.metrics import PERCENTILES, Distribution, Floats
+from sim.presence import EXIST
 from sim.result import Result
+from sim.steplog import UP
 
 SCATTER_POINTS = 3000
 """Requests that a scatter shows; of more, every k-th by arrival."""
@@ -141,6 +143,29 @@ def pools_over_time(result: Result) -> go.Figure:
     return _timed(figure, series)
 
 
+def replicas_over_time(result: Result) -> go.Figure:
+    """How many replicas of each pool take requests, and how many exist, starting and drained ones included."""
+    figure = look.panels(["<b>Replicas</b> that take requests, and that exist (dotted)"])
+    series, d, presence = over_time(result), result.deployment, result.presence
+    if presence is None:
+        look.say(figure, 0, "no replica came or went")
+        return figure
+    scale = words.clock(series.edges_s[-1])[0]
+    for i, (pool, first) in enumerate(zip(d.pools, d.first, strict=False)):
+        colour = look.SEVERAL[i % len(look.SEVERAL)]
+        for what, states, dash in (("take requests", (UP,), "solid"), ("exist", EXIST, "dot")):
+            times, counts = presence.counts(range(first, first + pool.replicas), states)
+            picked = thinned(times, series.edges_s)
+            figure.add_scatter(
+                x=_small(np.append(times[picked], series.edges_s[-1]) * scale),
+                y=_small(np.append(counts[picked], counts[picked][-1:])), name=f"{pool.name}: {what}", mode="lines",
+                hovertemplate="%{y:.0f}",
+                line={"color": colour, "width": 2 if dash == "solid" else 1, "dash": dash, "shape": "hv"},
+            )  # fmt: skip
+    figure.update_layout(yaxis={"rangemode": "tozero", "title": {"text": "replicas"}})
+    return _timed(figure, series)
+
+
 def batch_over_time(result: Result) -> go.Figure:
     """Prompt tokens computed and output tokens given, per second, stacked; and what the engine's time went into."""
     series = over_time(result)
@@ -210,6 +235,10 @@ FIGURES: dict[str, tuple[Callable[[Result], go.Figure], str]] = {
     "pools": (
         pools_over_time,
         "Pools side by side: one that is busy all the time, or whose KV cache is full, is what requests wait for.",
+    ),
+    "replicas": (
+        replicas_over_time,
+        "Replicas that fail, start and stop: between the two lines lie those that cost and do not take requests.",
     ),
     "batch": (
         batch_over_time,

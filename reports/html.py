@@ -28,6 +28,7 @@ def report_html(result: Result) -> str:
             _intervals(result.manifest),
             _classes(summary),
             _pools(summary),
+            "".join(f"<p>Replicas: {escape(said)}</p>" for said in words.came_and_went(summary)),
             *(figure(name, caption) for name, (_, caption) in _figures(summary).items()),
             "<h2>Assumptions, and where the numbers come from</h2>",
             *_provenance(result.manifest),
@@ -137,7 +138,8 @@ def _figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """The figures that have something to show."""
     if not summary["engine_steps"]:
         return {}
-    return {name: made for name, made in figures.FIGURES.items() if name != "pools" or "pools" in summary}
+    needs = {"pools": "pools", "replicas": "peak_replicas"}
+    return {name: made for name, made in figures.FIGURES.items() if needs.get(name, "duration") in summary}
 
 
 def _provenance(manifest: Mapping[str, Any]) -> Iterator[str]:

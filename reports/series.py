@@ -25,7 +25,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Means per time bin [BINS] over replicas; `edges_s` [BINS + 1]. All zeros where nothing ran."""
+    """Means per time bin [BINS] over the replicas that exist; `edges_s` [BINS + 1]. All zeros where nothing ran."""
 
     edges_s: Floats
     running: Floats  # requests, all replicas together
@@ -59,6 +59,10 @@ def over_time(result: Result, replicas: range | None = None) -> Series:
             if begin < end:
                 rows = {name: column[order[begin:end]] for name, column in columns.items()}
                 _add(sums, edges, rows, blocks[replica], len(chosen))
+    if result.presence is not None:
+        there = integrate_steps(edges, *result.presence.counts(chosen)) / edges[1]
+        for name in ("kv", "prefill_share", "decode_share"):
+            sums[name] *= len(chosen) / np.where(there > 0, there, np.inf)
     if replicas is None:
         sums["waiting"] += integrate_steps(edges, *result.queue) / edges[1]
     return Series(edges, **sums)
@@ -112,6 +116,14 @@ def integrate_steps(edges: Floats, times: Floats, values: Floats) -> Floats:
     before = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
     row = np.searchsorted(times, edges, side="right") - 1
     return np.diff(before[row] + values[row] * (edges - times[row]))
+
+
+def thinned(times: Floats, edges: Floats) -> np.typing.NDArray[np.intp]:
+    """Which points of a step function a figure shows: all up to BINS of them; of more, the last one in each bin."""
+    here = np.flatnonzero(times <= edges[-1])
+    if len(here) <= BINS:
+        return here
+    return np.unique(np.maximum(np.searchsorted(times[here], edges, side="right") - 1, 0))
 
 
 def bins_of(edges: Floats, times: Floats) -> np.typing.NDArray[np.intp]:

@@ -39,6 +39,8 @@ REASONS = {
     "over_max_model_len": "prompt + max_tokens exceed the longest sequence that is served",
     "over_kv_cache": "the request can never fit into the KV cache",
     "over_step": "the prompt is longer than the engine takes in one step",
+    "over_outstanding": "too many requests were not over yet (cluster.limits)",
+    "over_prompt_tokens": "the prompt is longer than the gateway takes (cluster.limits)",
 }
 
 THRASH = 0.1
@@ -164,7 +166,9 @@ def setup(result: Result) -> str:
     together."""
     places: dict[tuple[str, str], list[str]] = {}
     for facts, pool in zip(result.manifest.get("pools") or [], result.deployment.pools, strict=False):
-        said = [f"{facts['replicas']} replicas"] * (facts["replicas"] > 1) + [pool.role] * (pool.role != "unified")
+        up_to = "up to " * (result.presence is not None)
+        said = [f"{up_to}{facts['replicas']} replicas"] * (facts["replicas"] > 1)
+        said += [pool.role] * (pool.role != "unified")
         said += [f"dp {facts['dp']}"] * (facts["dp"] > 1) + ["ep"] * facts["ep"]
         where = f"{pool.replicas * pool.gpus} x {facts['gpu']}" + (f" ({', '.join(said)})" if said else "")
         places.setdefault((facts["model"], facts["engine"]), []).append(where)
@@ -203,6 +207,11 @@ def notices(result: Result, summary: Mapping[str, Any]) -> list[str]:
     if summary["rejected"]:
         reasons = "; ".join(f"{n:,}: {REASONS.get(r, r)}" for r, n in summary["rejected_reasons"].items())
         lines.append(f"Rejected at arrival: {summary['rejected']:,} of {requests(summary['submitted'])} ({reasons}).")
+    if summary.get("failed"):
+        lines.append(
+            f"Failed: {summary['failed']:,} of {requests(summary['submitted'])}, lost with their replica, and with "
+            "those to which they were sent anew (cluster.retries)."
+        )
     if summary["cancelled"]:
         lines.append(f"Given up by their clients: {summary['cancelled']:,} of {requests(summary['submitted'])}.")
     if summary["unsent"]:
@@ -212,7 +221,8 @@ def notices(result: Result, summary: Mapping[str, Any]) -> list[str]:
     if summary["recomputed_fraction"] >= THRASH:
         lines.append(
             f"Thrashing: {percent(summary['recomputed_fraction'])} of the tokens that were computed had been before, "
-            "and were lost to preemptions. More KV cache, or fewer requests at once, serves more."
+            f"and were lost to preemptions{' and failures' * bool(summary.get('retries'))}. More KV cache, or fewer "
+            "requests at once, serves more."
         )
     dropped = (result.manifest.get("workload") or {}).get("dropped") or {}
     if total := sum(dropped.values()):
@@ -288,6 +298,18 @@ def pool_row(summary: Mapping[str, Any]) -> tuple[str, ...]:
         percent(summary["busy_fraction"]),
         percent(summary["kv_peak_fraction"]),
     )
+
+
+def came_and_went(summary: Mapping[str, Any]) -> list[str]:
+    """What became of replicas, where something did."""
+    if "peak_replicas" not in summary:
+        return []
+    names = (("failure", "replica_failures"), ("start", "replica_starts"), ("drain", "replica_drains"))
+    done = [f"{summary[key]:,} {name}{'' if summary[key] == 1 else 's'}" for name, key in names if summary[key]]
+    again = [f"{requests(summary['retries'])} sent anew"] * bool(summary["retries"])
+    there = f"mean {quantity(summary['mean_replicas'])}, peak {summary['peak_replicas']:,}"
+    hours = f"{quantity(summary['gpu_seconds'] / 3600)} GPU-hours"
+    return ["; ".join([", ".join([there, *done, *again]), hours])]
 
 
 STAGES = {

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from calibrate.memory import MemoryPlan
+from servecast.changes import notes_of
 from servecast.pools import PoolSetup
 from servecast.setup import Setup
 from sim.schedulers.vllm_v0 import VllmV0
@@ -44,7 +45,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
             "dropped": dict(requests.trace.dropped),
             "notes": list(requests.trace.notes),
         },
-        "notes": [*notes, *_cache_notes(setup)],
+        "notes": [*notes, *_cache_notes(setup), *notes_of(setup.scenario, setup.pools, setup.changes)],
         "not_modelled": list(NOT_MODELLED),
     }
 

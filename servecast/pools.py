@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PoolSetup:
-    """A pool with everything resolved: `replicas` engines, alike."""
+    """A pool with everything resolved: `replicas` engines at most, alike."""
 
     name: str
     role: Literal["unified", "prefill", "decode"]
@@ -116,8 +116,8 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
         cost = replace(cost, swap_block_s=swap_block_s(model, gpu, memory))
     name = scenario.cluster.names[index]
     return PoolSetup(
-        name, part.role, part.weight, part.replicas, word, model, gpu, layout, engine, memory, prices, cost, scheduler,
-        group,
+        name, part.role, part.weight, scenario.cluster.most(index), word, model, gpu, layout, engine, memory, prices,
+        cost, scheduler, group,
     )  # fmt: skip
 
 

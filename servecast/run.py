@@ -57,7 +57,7 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
     """
     setup = scenario if isinstance(scenario, Setup) else set_up(scenario)
     source = _source(setup)
-    cluster = Cluster(source, [_pool(setup, pool) for pool in setup.pools], _routing(setup))
+    cluster = Cluster(source, [_pool(setup, pool) for pool in setup.pools], _routing(setup), setup.changes)
     if keep_going is None:
         complete = cluster.run()
     else:

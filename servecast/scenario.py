@@ -17,6 +17,7 @@ from calibrate.engine import check_options, resolve_engine
 from calibrate.hardware import load_gpu
 from calibrate.models import load_model
 from calibrate.options import refusals
+from servecast.change_parts import AutoscalePart, EventPart, FailuresPart, LimitsPart, Moment
 from servecast.errors import ServecastError, one_of
 from servecast.mistakes import MistakeError, say
 from servecast.own_policy import split
@@ -81,7 +82,9 @@ class PoolPart(Part):
     says more); `network` is the adapter between nodes, where a replica needs several. `profile` is a file with the
     GPU's kernel times, or datasheet; unset, the shipped profile of the GPU, or its datasheet where there is none. Of
     several pools each may have a `model`, `host` and `memory` of its own, and an `engine`: options on top of the
-    scenario's, or, with a preset, in place of them. `weight` is what the router `weighted` goes by."""
+    scenario's, or, with a preset, in place of them. `weight` is what the router `weighted` goes by. `failures` and
+    `autoscale` change how many there are; `cold_start`: from a replica's start until it serves (unset, an estimate for
+    vLLM)."""
 
     name: Annotated[str, Field(min_length=1)] | None = None
     role: Literal["unified", "prefill", "decode"] = "unified"
@@ -98,6 +101,9 @@ class PoolPart(Part):
     engine: dict[str, Any] | None = None
     host: HostPart | None = None
     memory: MemoryPart | None = None
+    failures: FailuresPart | None = None
+    autoscale: AutoscalePart | None = None
+    cold_start: Moment | None = None
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -134,12 +140,16 @@ class ClusterPart(Part):
     """Where it runs: pools and a router. `{gpu: ..., tp: ..., replicas: ...}` is the short form of one pool.
 
     `router` is a word, or `{kind: ..., parameters}`; what it knows of loads is up to `router_stale` old. `split`: how
-    prefill pools hand over to decode pools."""
+    prefill pools hand over to decode pools. `events` happen to replicas, `retries`: how often a request that was lost
+    with one is sent anew, `limits`: what is turned away."""
 
     pools: list[PoolPart] = Field(min_length=1)
     router: Router = Field({"kind": "round-robin"}, validate_default=False)
     router_stale: Time = 0.0
     split: SplitPart | None = None
+    events: list[EventPart] | None = None
+    retries: Annotated[int, Field(ge=0, le=1000)] | None = None
+    limits: LimitsPart | None = None
 
     @model_validator(mode="after")
     def _names(self) -> ClusterPart:
@@ -170,6 +180,18 @@ class ClusterPart(Part):
             before = sum(plain[j] == word and self.pools[j].name is None for j in range(i))
             names.append(pool.name or (word if unnamed.count(word) == 1 else f"{word} {before + 1}"))
         return names
+
+    def pool_of(self, event: EventPart) -> int:
+        """The index of the pool to which it happens."""
+        return 0 if event.pool is None else self.names.index(event.pool)
+
+    def most(self, index: int) -> int:
+        """How many replicas a pool can come to have."""
+        part = self.pools[index]
+        if part.autoscale is not None:
+            return max(part.replicas, part.autoscale.max)
+        started = [e.start for e in self.events or [] if e.pool in (None, self.names[index]) and e.start is not None]
+        return part.replicas + sum(started)
 
     @model_validator(mode="before")
     @classmethod
@@ -331,8 +353,9 @@ def _fields(loc: list[Any]) -> list[str]:
     if loc == ["cluster"]:
         return [*PoolPart.model_fields, *ClusterPart.model_fields]
     parts: dict[str, type[Part]] = {
-        "cluster": ClusterPart, "split": SplitPart,
-        "host": HostPart, "memory": MemoryPart, "pools": PoolPart, "experts": ExpertsPart, "workload": WorkloadPart,
+        "cluster": ClusterPart, "split": SplitPart, "failures": FailuresPart, "autoscale": AutoscalePart,
+        "events": EventPart, "limits": LimitsPart, "experts": ExpertsPart,
+        "host": HostPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
         "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
         "priority": PriorityPart, "prometheus": PrometheusPart,
         "servegen": ServegenPart,

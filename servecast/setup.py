@@ -9,6 +9,7 @@ from typing import Any
 
 from calibrate.engine import EngineSpec
 from calibrate.options import family, nested
+from servecast.changes import changes_of, no_cold_start, wrong_changes
 from servecast.errors import ServecastError, one_of
 from servecast.own_policy import split
 from servecast.pools import PoolSetup, profile_of, set_up_pool
@@ -16,6 +17,7 @@ from servecast.profiles import DATASHEET
 from servecast.requests import Requests, requests_of
 from servecast.scenario import Scenario
 from servecast.split import not_split, split_of, wrong_roles
+from sim.changes import Changes
 from sim.handover import Split
 
 
@@ -27,6 +29,7 @@ class Setup:
     pools: tuple[PoolSetup, ...]
     requests: Requests
     split: Split | None = None
+    changes: Changes | None = None
 
     @property
     def pool(self) -> PoolSetup:
@@ -100,6 +103,9 @@ def set_up(scenario: Scenario) -> Setup:
     if requests and requests.priority is not None:
         problems += _no_priorities(scenario, pools)
     problems += wrong_roles(scenario)
+    problems += wrong_changes(scenario)
+    if len(pools) == len(found):
+        problems += no_cold_start(scenario, pools)
     problems += not_split(pools, requests)
     problems += _wrong_models(scenario)
     if requests and requests.trace.samples is not None:
@@ -115,7 +121,7 @@ def set_up(scenario: Scenario) -> Setup:
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in dict.fromkeys(problems)))
     assert requests
-    return Setup(scenario, pools, requests, split)
+    return Setup(scenario, pools, requests, split, changes_of(scenario, pools, requests))
 
 
 def _wrong_models(scenario: Scenario) -> Iterator[str]:

@@ -19,6 +19,8 @@ STEP_END = 1
 """Priority of step ends and of an idle replica's wake-up."""
 GIVE_UP = 2
 """Priority of clients that give up: a token of that very time still reaches them."""
+CHANGE = 3
+"""Priority of replicas that fail, start or stop: what else happens at that very time is done."""
 
 
 class At(simpy.Event):
@@ -51,6 +53,11 @@ class Clock(simpy.Environment):
         event.callbacks = [call]
         heappush(self._queue, (time, STEP_END, next(self._eid), event))  # type: ignore[misc]
         return event
+
+    @property
+    def pending(self) -> int:
+        """How many events are to come."""
+        return len(self._queue)
 
     def steps(self, events: int) -> bool:
         """Process up to `events` events. False when none is left."""

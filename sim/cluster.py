@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,11 +15,15 @@ import numpy.typing as npt
 from calibrate.cost import StepCost
 from calibrate.engine import FrontEndTime
 from servecast.errors import ServecastError, one_of
+from sim.autoscaler import Autoscaler
+from sim.changes import Changes
 from sim.clock import Clock
 from sim.direct import Direct
 from sim.frontend import FrontEnd
+from sim.gateway import Gateway
 from sim.handover import HandOver, Split, SplitDesk
 from sim.kvcache import KVCache
+from sim.lives import Lives
 from sim.lockstep import GroupCost, Lockstep, Rank
 from sim.replica import Replica
 from sim.request import Request
@@ -36,10 +41,10 @@ EVENTS_PER_CHECK = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Equal replicas: how many, and what each is made of. `num_blocks` KV blocks of `block_size` tokens a replica, of
-    which `cache` makes its KV cache, for the block `tables` of the model's layers. `weight` of a replica where the
-    router goes by weights; `serves`: which of the fleet's models; `role`: whether it reads prompts, answers, or does
-    both. With a `group` cost so many `ranks` after each other step together."""
+    """Equal replicas: how many (at most), and what each is made of. `num_blocks` KV blocks of `block_size` tokens a
+    replica, of which `cache` makes its KV cache, for the block `tables` of the model's layers. `weight` of a replica
+    where the router goes by weights; `serves`: which of the fleet's models; `role`: whether it reads prompts, answers,
+    or does both. With a `group` cost so many `ranks` after each other step together."""
 
     replicas: int
     scheduler: Scheduler
@@ -74,10 +79,15 @@ class Routing:
 
 
 class Cluster:
-    """One simulation. `run` it once; `log` holds what happened. Replicas are numbered through all pools, in order."""
+    """One simulation. `run` it once; `log` holds what happened. Replicas are numbered through all pools, in order.
+    `changes`: what becomes of them meanwhile; None where nothing does."""
 
-    def __init__(self, source: Source, pools: Sequence[Pool], routing: Routing = Routing()) -> None:
+    def __init__(
+        self, source: Source, pools: Sequence[Pool], routing: Routing = Routing(), changes: Changes | None = None
+    ) -> None:
         self.log = Log()
+        self._pools = pools
+        self._of = [i for i, pool in enumerate(pools) for _ in range(pool.replicas)]  # each replica's pool
         self._source = source
         self._clock = Clock()
         self._asks = routing.asks
@@ -86,10 +96,41 @@ class Cluster:
             self._start(pool)
         models = range(1 + max(pool.serves for pool in pools))
         self._desks = [self._desk(pools, routing, model) for model in models]
+        self._lives: Lives | None = None
+        self._gateway: Gateway | None = None
+        self._scalers: list[tuple[Direct | SplitDesk, Autoscaler]] = []
+        if changes is not None:
+            self._lives = self._live(changes, routing.seed)
+
+    def _live(self, changes: Changes, seed: int) -> Lives:
+        """What becomes of the replicas."""
+
+        def renew(number: int) -> None:
+            step = self.front_ends[number].replica.state.step
+            self.front_ends[number] = self._front_end(self._pools[self._of[number]], number)
+            self.front_ends[number].replica.state.step = step  # steps are numbered on
+
+        desks = [self._desks[self._pools[i].serves] for i in self._of]
+        lives = Lives(
+            changes, self._clock, self.log, self._of, self.front_ends, desks, renew, self._closed,
+            lambda: len(self.log.requests) < self._source.total, seed,
+        )  # fmt: skip
+        for desk in self._desks:
+            if isinstance(desk, SplitDesk):
+                desk.on_free = lives.left
+        if changes.limits is not None:
+            self._gateway = Gateway(
+                changes.limits, self._clock, self.log, self._submit, self._hear, lambda: lives.serving
+            )
+        for pool, rule in changes.autoscale.items():
+            first = self._of.index(pool)
+            waiting = partial(desks[first].waiting_for, first)
+            self._scalers.append((desks[first], Autoscaler(pool, rule, lives, self.front_ends, waiting)))
+        return lives
 
     def _desk(self, pools: Sequence[Pool], routing: Routing, model: int) -> Direct | SplitDesk:
         """Where requests for a model are handed in."""
-        of = [i for i, pool in enumerate(pools) for _ in range(pool.replicas)]  # each replica's pool
+        of = self._of
 
         def direct(role: str, router: str, parameters: Mapping[str, Any]) -> Direct:
             numbers = [n for n, i in enumerate(of) if pools[i].serves == model and pools[i].role == role]
@@ -101,6 +142,8 @@ class Cluster:
                 lambda mine: Fleet(mine, weights, rng, self._clock, routing.known, routing.stale_s),
                 router,
                 parameters,
+                self.log,
+                self._ended,
             )
 
         split = routing.split
@@ -116,18 +159,22 @@ class Cluster:
         for i in range(pool.replicas):
             if pool.group is not None and i % pool.ranks == 0:
                 group = Lockstep(self._clock, pool.group)
-            index, policy = len(self.front_ends), pool.scheduler
-            kv = pool.cache(pool.num_blocks, pool.block_size)
-            state = State(kv, policy.by_priority, pool.tables, policy.pulled_first)
-            parts = index, self._clock, state, deepcopy(policy)
-            options: dict[str, Any] = {
-                "max_model_len": pool.max_model_len, "asynchronous": pool.asynchronous, "on_pull": self._pull
-            }  # fmt: skip
-            if group is None:
-                replica = Replica(*parts, pool.cost, self.log, self._ended, **options)
-            else:
-                replica = Rank(group, *parts, self.log, self._ended, **options)
-            self.front_ends.append(FrontEnd(self._clock, replica, self.log, self._ended, pool.front_end))
+            self.front_ends.append(self._front_end(pool, len(self.front_ends), group))
+
+    def _front_end(self, pool: Pool, index: int, group: Lockstep | None = None) -> FrontEnd:
+        """A new replica of a pool."""
+        policy = pool.scheduler
+        kv = pool.cache(pool.num_blocks, pool.block_size)
+        state = State(kv, policy.by_priority, pool.tables, policy.pulled_first)
+        parts = index, self._clock, state, deepcopy(policy)
+        options: dict[str, Any] = {
+            "max_model_len": pool.max_model_len, "asynchronous": pool.asynchronous, "on_pull": self._pull
+        }  # fmt: skip
+        if group is None:
+            replica = Replica(*parts, pool.cost, self.log, self._ended, **options)
+        else:
+            replica = Rank(group, *parts, self.log, self._ended, **options)
+        return FrontEnd(self._clock, replica, self.log, self._ended, pool.front_end)
 
     def run(self, keep_going: Callable[[int, float], bool] = lambda done, now: True) -> bool:
         """Simulate to the end. `keep_going(requests done, simulated seconds)` is asked now and then; False stops early.
@@ -135,7 +182,8 @@ class Cluster:
         Returns whether the run came to its end. Raises ServecastError when work is left that no replica can start.
         """
         clock = self._clock
-        clock.process(self._source.start(clock, Desk(self._submit, self._cancel)))
+        submit = self._submit if self._gateway is None else self._gateway.submit
+        clock.process(self._source.start(clock, Desk(submit, self._cancel)))
         requests = self.log.requests
         gc.freeze()  # the workload is there to stay: do not walk it again and again
         try:
@@ -144,6 +192,8 @@ class Cluster:
                 if not keep_going(len(requests), clock.now):
                     for front_end in self.front_ends:
                         front_end.record_unfinished(clock.now)
+                    for desk in self._desks:
+                        desk.record_unfinished()
                     return False
         finally:
             gc.unfreeze()
@@ -163,10 +213,25 @@ class Cluster:
             self._over(request, now)
         else:
             request.of.ended(request, now, self._over)
+        if self._lives is not None and self._lives.leaving:
+            self._lives.left()
 
     def _over(self, request: Request, now: float) -> None:
         """A client's request is over."""
         self._desk_of(request).over(request)
+        self._closed(request, now)
+
+    def _closed(self, request: Request, now: float) -> None:
+        """It had been let in."""
+        if self._gateway is not None:
+            self._gateway.over()
+        self._hear(request, now)
+
+    def _hear(self, request: Request, now: float) -> None:
+        """Its client hears of it."""
+        for desk, scaler in self._scalers:
+            if desk is self._desk_of(request):
+                scaler.over(request, now)
         self._source.on_finish(request, now)
 
     def _cancel(self, request: Request) -> None:
@@ -178,14 +243,19 @@ class Cluster:
         request.of.pull(request, found, now)
 
     def _stuck(self) -> str:
+        done = len(self.log.requests)
         stuck = [front_end.replica for front_end in self.front_ends if front_end.in_flight]
+        if waiting := sum(len(desk.waiting) for desk in self._desks):
+            return (
+                f"{waiting} requests wait for a replica, after {done} of {self._source.total}: all that could serve "
+                "them have failed or were drained, and none will be back; give failures a repair time, or start others"
+            )
         states = "; ".join(
             f"replica {r.index}: {len(r.state.waiting)} waiting, {len(r.state.running)} running, "
             f"{r.state.kv.free} of {r.state.kv.usable} KV blocks free"
             for r in stuck
         )
         policies = one_of(dict.fromkeys(r.policy for r in stuck))
-        done = len(self.log.requests)
         return (
             f"no progress: {policies} plans nothing while work waits, after {done} of {self._source.total} requests "
             f"({states})"

@@ -38,13 +38,18 @@ class FrontEnd:
         return len(self._held) + self.replica.in_flight
 
     @property
+    def waiting(self) -> int:
+        """Requests that are here and have not begun, or wait again."""
+        return len(self._held) + self.replica.waiting
+
+    @property
     def kv_used(self) -> float:
         """The share of the replica's KV blocks that are in use now."""
         return self.replica.kv_used
 
     def submit(self, request: Request) -> None:
         """A request arrives now."""
-        time, arrival_s = self._time, request.arrival_s
+        time, arrival_s = self._time, request.entered_s
         start = arrival_s if arrival_s > self._free_s else self._free_s
         self._free_s = start + time.prompt_token_s * request.prompt_tokens
         request.replica = self.replica.index
@@ -67,6 +72,29 @@ class FrontEnd:
         self._log.record(self.replica.index, request, 0)
         self._on_finish(request, now)
 
+    def withdraw(self, request: Request, now: float) -> int:
+        """An unfinished request begins anew elsewhere. Returns the output tokens that it had."""
+        if self._held.get(request.id) is not request:
+            return self.replica.withdraw(request, now)
+        del self._held[request.id]
+        return 0
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that are here, those that are over and not released yet among them."""
+        return [*self._held.values(), *self.replica.requests]
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """The requests that are here, waiting or running."""
+        return [request for request in self.requests if not request.over]
+
+    def stop(self, now: float) -> list[tuple[Request, int]]:
+        """Nothing goes on from here. Returns the requests that are lost, each with the output tokens that it had."""
+        lost = [(request, 0) for request in self._held.values()]
+        self._held.clear()
+        return lost + self.replica.stop(now)
+
     def record_unfinished(self, now: float) -> None:
         """The run is stopped at `now`: log the requests that are here, waiting or running."""
         self.replica.record_unfinished(now)
@@ -75,7 +103,8 @@ class FrontEnd:
             self._log.record(self.replica.index, request, 0)
 
     def _pass_on(self, request: Request) -> None:
-        if self._held.pop(request.id, None) is not None:
+        if self._held.get(request.id) is request:
+            del self._held[request.id]
             self._enter(request)
 
     def _enter(self, request: Request) -> None:

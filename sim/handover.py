@@ -122,6 +122,8 @@ class SplitDesk:
         self._prefill = prefill
         self._decode = decode
         self._pools = pools  # of each replica
+        self.on_free: Callable[[], None] = lambda: None
+        """Called when a prefill replica need no longer keep what it did."""
         self._host_free_s = [0.0] * len(pools)
         self._link_free_s = [0.0] * len(pools)
 
@@ -130,7 +132,9 @@ class SplitDesk:
         if request.prompt_tokens <= self.split.local_tokens:
             self._decode.submit(request)
         else:
-            self._prefill.submit(HandOver(request, self).reading)
+            reading = HandOver(request, self).reading
+            reading.entered_s = request.entered_s
+            self._prefill.submit(reading)
 
     def cancel(self, request: Request, now: float) -> None:
         """Its client has given up."""
@@ -181,6 +185,9 @@ class SplitDesk:
         An asynchronous engine says so when the step begins that it has planned with it, one step late: transfers of
         other replicas that were posted meanwhile come first.
         """
+        if hand_over.request.of is not hand_over:  # lost with its prefill replica after this was planned
+            self._decode.front_end(request).replica.state.pulled(request)
+            return
         if not hand_over.reading.kept:  # it was given up after this was planned
             self._decode.front_end(request).replica.transferred(request, self._clock.now)
             return
@@ -202,10 +209,75 @@ class SplitDesk:
             self._moved(hand_over, request)
 
     def _moved(self, hand_over: HandOver, request: Request) -> None:
-        now = self._clock.now
+        now, replica = self._clock.now, self._decode.front_end(request).replica
+        if hand_over.request.of is not hand_over:
+            return  # lost since with one of the two replicas
         self._give_back(hand_over.reading, now)
-        self._decode.front_end(request).replica.transferred(request, now)
+        if replica.state.pulling.get(request.id) is request:  # else the decode replica has failed since
+            replica.transferred(request, now)
 
     def _give_back(self, reading: Request, now: float) -> None:
-        reading.kept = False
-        self._prefill.front_end(reading).replica.transferred(reading, now)
+        if reading.kept:  # else the prefill replica has failed since
+            reading.kept = False
+            self._prefill.front_end(reading).replica.transferred(reading, now)
+            self.on_free()
+
+    def came(self, number: int, now: float) -> None:
+        """From now on that replica takes requests."""
+        self._side(number).came(number, now)
+
+    def gone(self, number: int) -> None:
+        """It takes no more."""
+        self._side(number).gone(number)
+
+    def has(self, number: int) -> bool:
+        """Whether it has anything left to do, or KV that somebody is going to pull."""
+        return self._side(number).has(number) or bool(self._kept_by(number))
+
+    def lost(self, number: int, parts: Sequence[tuple[Request, int]], now: float) -> dict[Request, int]:
+        """It has failed, with `parts`: the clients' requests that are lost, and what their clients have of them. A
+        prefill replica loses what it keeps, too: who was to pull that is taken back from the decode side."""
+        found: dict[Request, int] = {}
+        for part, tokens in self._side(number).lost(number, parts, now).items():
+            hand_over = part.of
+            if not isinstance(hand_over, HandOver):
+                found[part] = tokens
+                continue
+            answering = part is not hand_over.reading
+            if answering:
+                self._give_back(hand_over.reading, now)
+            found[hand_over.request] = tokens + (answering and self.split.first_token == "prefill")
+        for part in self._kept_by(number):
+            hand_over = part.of
+            assert isinstance(hand_over, HandOver)
+            hand_over.reading.kept = False
+            if not part.over:
+                tokens = self._decode.withdraw(part, now) + (self.split.first_token == "prefill")
+                found[hand_over.request] = tokens
+                self._decode.front_end(part).replica.lose_pull(part, now)
+        return found
+
+    def record_unfinished(self) -> None:
+        """The run is stopped: log the requests for which there is no replica."""
+        self._prefill.record_unfinished()
+        self._decode.record_unfinished()
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Requests for which there is no replica now."""
+        return [*self._prefill.waiting, *self._decode.waiting]
+
+    def waiting_for(self, number: int) -> int:
+        """How many requests there are that it would get, were it there."""
+        return self._side(number).waiting_for(number)
+
+    def _side(self, number: int) -> Direct:
+        return self._prefill if number in self._prefill else self._decode
+
+    def _kept_by(self, number: int) -> list[Request]:
+        """The requests on the decode side whose KV is there, those that were given up while it moves among them."""
+        return [
+            part
+            for part in (self._decode.parts if number in self._prefill else ())
+            if isinstance(part.of, HandOver) and part.of.reading.kept and part.of.reading.replica == number
+        ]

@@ -10,20 +10,22 @@ import numpy as np
 from sim import metrics
 from sim.deployment import Deployment, PoolFacts
 from sim.metrics import Distribution, Floats
+from sim.presence import Presence
 from sim.steplog import FINISHED, Table
 
 NAMES = ("batch_size_current", "kv_cache_memory_used", "gpu_memory_used")
 
 
-def occupancy(deployment: Deployment, steps: Table, span_s: float) -> dict[str, Any]:
-    """Batch, KV and memory use of a replica or GPU: means over `span_s` seconds and over replicas, peaks of one moment.
+def occupancy(deployment: Deployment, steps: Table, replica_s: float) -> dict[str, Any]:
+    """Batch, KV and memory use of a replica or GPU: means over the `replica_s` seconds of all replicas together, peaks
+    of one moment.
 
     `steps` are those of the deployment's replicas.
     """
     if not steps.height:
         empty = {f"{stat}_{name}": None for name in NAMES for stat in ("mean", "peak")}
         return empty | {"kv_peak_fraction": 0.0, "kv_mean_fraction": 0.0, "engine_steps": 0}
-    share = (steps["end_s"] - steps["start_s"]) / (span_s * deployment.replicas)
+    share = (steps["end_s"] - steps["start_s"]) / replica_s
     batch = steps["prefill_requests"] + steps["decodes"]
     mean_batch, peak_batch = float(np.dot(share, batch)), int(batch.max())
     del batch  # columns of a long log are large
@@ -61,6 +63,9 @@ links, with the transfer's latency; on the links; and until the step that yields
 
 def handed_over(requests: Table, transfers: Table) -> dict[str, Any]:
     """What the hand-overs of a run took: of each of STAGES that lies before the first token, `*_ms`; and what moved."""
+    last = len(transfers["id"]) - 1 - np.unique(transfers["id"][::-1], return_index=True)[1]
+    if len(last) < transfers.height:  # some were read again after a failure
+        transfers = transfers.take(np.sort(last))
     rows = requests.take(np.searchsorted(requests["id"], transfers["id"]))
     rows_and = {name: rows[name] for name in ("arrival_s", "scheduled_s", "first_token_s")}
     times = rows_and | {name: transfers[name] for name in ("read_s", "reserved_s", "start_s", "end_s")}
@@ -76,13 +81,16 @@ def handed_over(requests: Table, transfers: Table) -> dict[str, Any]:
 
 
 def pool_summaries(
-    deployment: Deployment, requests: Table, steps: Table, transfers: Table, duration_s: float
-) -> dict[str, Any]:
+    deployment: Deployment, requests: Table, steps: Table, transfers: Table, duration_s: float,
+    presence: Presence | None,
+) -> dict[str, Any]:  # fmt: skip
     """Pool -> its requests, latencies and use, under the keys of the whole run; those of a prefill pool are what it
     read, and their latencies where they were answered.
 
     `busy_fraction`: the share of the time to the end of the last step that replicas spend in steps, and
     `prefill_fraction` in steps that hold prompt tokens; `imbalance`: the busiest replica's time in steps over the mean.
+    Where replicas come and go (`presence`) they count while they exist: `replicas` is then their mean number, `gpus`
+    the most at one time, and `imbalance` is of the shares of the time that each existed.
     """
     span_s, found = float(steps["end_s"].max(initial=0.0)), {}
     for pool, first in zip(deployment.pools, deployment.first, strict=False):
@@ -90,18 +98,24 @@ def pool_summaries(
         rows = requests.where((requests["replica"] >= first) & (requests["replica"] < first + pool.replicas))
         done = rows.where(np.isin(rows["outcome"], FINISHED))
         tpot = metrics.tpot_s(done)
-        busy = np.bincount(
-            mine["replica"].astype(np.int64) - first, mine["end_s"] - mine["start_s"], minlength=pool.replicas
-        )
+        at = mine["replica"].astype(np.int64) - first
+        busy: Floats = np.bincount(at, mine["end_s"] - mine["start_s"], minlength=pool.replicas).astype(np.float64)
+        busy_s = float(busy.sum())
         from_here = (transfers["prefill_replica"] >= first) & (transfers["prefill_replica"] < first + pool.replicas)
         read = int(from_here.sum())
         reading = mine.where(mine["prefill_tokens"] > 0)
-        total = span_s * pool.replicas
+        total, replicas, most = span_s * pool.replicas, float(pool.replicas), pool.replicas
+        if presence is not None:
+            numbers = range(first, first + pool.replicas)
+            total, most = presence.seconds(numbers, span_s), presence.most(numbers)
+            replicas = presence.seconds(numbers, duration_s) / duration_s if duration_s else 0.0
+            existed = presence.each(numbers, span_s)
+            busy = busy[existed > 0] / existed[existed > 0]
         out: dict[str, Any] = {
             "role": pool.role,
-            "replicas": pool.replicas,
-            "gpus": pool.replicas * pool.gpus,
-            "gpu_seconds": pool.replicas * pool.gpus * duration_s,
+            "replicas": pool.replicas if presence is None else replicas,
+            "gpus": most * pool.gpus,
+            "gpu_seconds": replicas * pool.gpus * duration_s,
             "submitted": rows.height + read,
             "completed": done.height + read,
             "preemptions": int(rows["preemptions"].sum()),
@@ -111,10 +125,10 @@ def pool_summaries(
         out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
         out |= Distribution.of(metrics.queue_s(done)).summary("queue_ms", 1e3)
         out["output_throughput"] = float(done["output_tokens"].sum()) / duration_s if duration_s > 0 else None
-        out["busy_fraction"] = float(busy.sum()) / total if total else None
+        out["busy_fraction"] = busy_s / total if total else None
         out["prefill_fraction"] = float((reading["end_s"] - reading["start_s"]).sum()) / total if total else None
         out["imbalance"] = float(busy.max() / busy.mean()) if busy.any() else None
-        out |= occupancy(Deployment((pool,)), mine, span_s)
+        out |= occupancy(Deployment((pool,)), mine, total)
         found[pool.name] = out
     return found
 

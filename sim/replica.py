@@ -68,6 +68,11 @@ class Replica(Engine):
         return (kv.usable - free) / kv.usable
 
     @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.state.waiting) + len(self._incoming)
+
+    @property
     def in_flight(self) -> int:
         """Requests that are waiting or running."""
         state = self.state
@@ -105,7 +110,15 @@ class Replica(Engine):
             self._wake = self._clock.call_at(now, self._on_wake)
 
     def cancel(self, request: Request, now: float) -> None:
-        """The client of an unfinished request has given up; the engine drops it when it plans next."""
+        """The client of an unfinished request has given up."""
+        received = self.withdraw(request, now)
+        request.finish_s = now
+        self._log.record(self.index, request, received)
+        self._on_finish(request, now)
+
+    def withdraw(self, request: Request, now: float) -> int:
+        """An unfinished request is not wanted here any more; the engine drops it when it plans next. Returns the output
+        tokens that it had."""
         done = 0  # steps of the run in progress that have ended by now
         if request.id in self.state.pulling:
             pass  # its blocks are freed once what is on its way is there
@@ -117,20 +130,41 @@ class Replica(Engine):
             self._cut(done)
         received = self._received(request, done)
         request.outcome = CANCELLED
-        request.finish_s = now
-        self._log.record(self.index, request, received)
-        self._on_finish(request, now)
+        return received
+
+    def stop(self, now: float) -> list[tuple[Request, int]]:
+        """Nothing goes on from here; a step that has not ended leaves no trace. Returns the unfinished requests, each
+        with the output tokens that it had."""
+        done = bisect_right(self._ends_s, now) if self.batch is not None else 0
+        if done:
+            self._ends_s = self._ends_s[:done]
+            self.finish_run()
+        lost = [(request, self._received(request, 0)) for request in self.requests if not request.over]
+        self.batch = self._wake = None
+        return lost
+
+    def lose_pull(self, request: Request, now: float) -> None:
+        """What `request`, which is not wanted any more, pulls will never come: its blocks are free."""
+        if self.state.pulling.get(request.id) is not request:
+            return
+        self.state.pulled(request)
+        if self.batch is None:
+            self._wake_up(now)
+        else:
+            self._cut(bisect_left(self._ends_s, now))
 
     def record_unfinished(self, now: float) -> None:
         """The run is stopped at `now`: log the requests that are still waiting or running."""
         done = bisect_right(self._ends_s, now) if self.batch is not None else 0
-        for request in self._unfinished():
+        for request in self.requests:
             if not request.over:
                 received = self._received(request, done)
                 request.outcome = UNFINISHED
                 self._log.record(self.index, request, received)
 
-    def _unfinished(self) -> tuple[Request, ...]:
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Whom it has, those among them that are over and not released yet."""
         state = self.state
         queues = (state.waiting, state.swapped, self._incoming)
         return (*state.running.values(), *(request for queue in queues for request in queue), *state.pulling.values())

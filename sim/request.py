@@ -98,7 +98,7 @@ class Request:
     ) -> None:
         self.id = id
         self.arrival_s = arrival_s
-        self.entered_s = arrival_s  # when it gets to the engine: a front end before it makes this later
+        self.entered_s = arrival_s  # when it gets to its front end, and from there to the engine
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens
@@ -134,6 +134,14 @@ class Request:
         self.first_token_s = NOT_YET
         self.finish_s = NOT_YET
         self.gap_from_s = NOT_YET  # time of the last token before a preemption, a skipped or paused step: see sim.gaps
+
+    def restart(self, now: float) -> None:
+        """It was lost with its replica, and begins anew at `now`; when it arrived does not change."""
+        Request.__init__(
+            self, self.id, self.arrival_s, self.prompt_tokens, self.output_tokens, self.max_tokens, self.priority,
+            self.samples,
+        )  # fmt: skip
+        self.entered_s = now
 
     def registered(self, tokens: int, step: int) -> int:
         """How many of the `tokens` tokens that it has in KV after the plan of `step`, its last one, a prefix cache can

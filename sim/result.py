@@ -19,7 +19,8 @@ from sim import metrics, tables
 from sim.deployment import Classes, Deployment
 from sim.metrics import Distribution, Floats
 from sim.occupancy import handed_over, occupancy, pool_summaries
-from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
+from sim.presence import Presence
+from sim.steplog import CANCELLED, FAILED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -52,6 +53,10 @@ class Result:
         self.complete = complete
         self._gaps = log.gaps.table()
         self._transfers = log.transfers.table()
+        self._changes = log.changes.table()
+        self._losses = log.losses.table()
+        self.presence = Presence(self._changes) if self._changes.height else None
+        """How many replicas there were; None where none came or went."""
         self._steps = log.steps.table()
         rows = log.requests.table()
         self._rows = rows.take(np.argsort(rows["id"], kind="stable"))
@@ -61,7 +66,7 @@ class Result:
     def requests(self) -> pl.DataFrame:
         """A row a request that is over, by id.
 
-        `status` finished, cancelled, rejected or unfinished, `reason` as in `sim.steplog.OUTCOMES`; `queue_s`,
+        `status` finished, cancelled, rejected, failed or unfinished, `reason` as in `sim.steplog.OUTCOMES`; `queue_s`,
         `ttft_s`, `tpot_s`, `e2e_s` and the times they come from in seconds, null where they do not exist;
         `first_step` and `last_step` count the replica's steps. A cancelled request has its end in `finish_s`, and like
         an unfinished one what its client received in `output_tokens`. `samples` of one prompt are one row, with the
@@ -82,6 +87,12 @@ class Result:
         import polars as pl
 
         return pl.concat((tables.transfer_frame(rows) for rows in self._transfers.blocks()), rechunk=True)
+
+    @cached_property
+    def replicas(self) -> pl.DataFrame:
+        """A row for each change of a replica, where some come or go: `time_s`, `replica`, `pool`, `change` (as in
+        `sim.steplog.CHANGES`), and how many `requests` a failure took."""
+        return tables.change_frame(self._changes, self.deployment)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -208,13 +219,33 @@ class Result:
         out |= self._recomputed(out["preemptions"])
         out["gpus"] = self.deployment.gpus
         out["gpu_seconds"] = self.deployment.gpus * duration
+        if self.presence is not None:
+            out |= self._came_and_went(self.presence)
         if self.classes is not None:
             out["classes"] = {name: self._class_summary(name, self.classes) for name in self.classes.names}
         if len(self.deployment.pools) > 1:
-            out["pools"] = pool_summaries(self.deployment, self._rows, self._steps, self._transfers, duration)
+            out["pools"] = pool_summaries(
+                self.deployment, self._rows, self._steps, self._transfers, duration, self.presence
+            )
         if self._transfers.height:
             out["handed_over"] = handed_over(self._rows, self._transfers)
         return out
+
+    def _came_and_went(self, presence: Presence) -> dict[str, Any]:
+        """What became of replicas, and of requests with them: GPUs count while their replica exists."""
+        d, duration = self.deployment, self.duration_s
+        pools = [(pool.gpus, range(n, n + pool.replicas)) for pool, n in zip(d.pools, d.first, strict=False)]
+        existed = presence.seconds(range(d.replicas), duration)
+        return {
+            "failed": int((self._rows["outcome"] == FAILED).sum()),
+            "retries": self._losses.height - int((self._rows["outcome"] == FAILED).sum()),
+            "lost_output_tokens": int(self._losses["output_tokens"].sum()),
+            **presence.happened(),
+            "mean_replicas": existed / duration if duration else None,
+            "peak_replicas": presence.most(range(d.replicas)),
+            "gpus": sum(gpus * presence.most(numbers) for gpus, numbers in pools),
+            "gpu_seconds": sum(gpus * presence.seconds(numbers, duration) for gpus, numbers in pools),
+        }
 
     def _found(self) -> dict[str, Any]:
         """Prompt tokens that were found in the prefix cache, of the requests that were admitted, and their share.
@@ -230,7 +261,8 @@ class Result:
         return {"total_cached_tokens": int(found), "prefix_cache_hit_rate": share}
 
     def _recomputed(self, preemptions: int) -> dict[str, Any]:
-        """Tokens that were computed again after preemptions, and their share of all that were computed.
+        """Tokens that were computed again after preemptions (and, if there were such, failures), and their share of all
+        that were computed.
 
         What prompts took in all, less what of each admitted one was not found in the cache. Fewer than there were only
         where a request was given up, or the run stopped, within its prompt.
@@ -276,7 +308,9 @@ class Result:
     def _occupancy(self, steps: Table) -> dict[str, Any]:
         """Queue and requests in the system of all replicas together, and what `occupancy` says of each."""
         span = float(steps["end_s"].max(initial=0.0))
-        found = occupancy(self.deployment, steps, span)
+        replicas = self.deployment.replicas
+        seconds = span * replicas if self.presence is None else self.presence.seconds(range(replicas), span)
+        found = occupancy(self.deployment, steps, seconds)
         if not steps.height:
             return found | {"mean_queue_size": None, "peak_queue_size": None, "max_concurrent_requests": 0}
         times, queued = self.queue
@@ -288,7 +322,7 @@ class Result:
 
     def write(self, folder: str | Path, texts: Mapping[str, str]) -> Path:
         """Write `summary.json`, `manifest.json`, `requests.parquet`, `steps.parquet` and `texts` (name to content), and
-        `transfers.parquet` where prefill and decode are apart.
+        `transfers.parquet` where prefill and decode are apart, `replicas.parquet` where replicas come and go.
 
         All files are written before any takes its name, so that a full disk leaves older results whole.
         """
@@ -306,6 +340,8 @@ class Result:
             if self._transfers.height:
                 blocks = self._transfers.blocks()
                 tables.write_parquet(part("transfers.parquet"), (tables.transfer_frame(rows) for rows in blocks))
+            if self._changes.height:
+                tables.write_parquet(part("replicas.parquet"), iter([self.replicas]))
             facts = {"summary.json": self.summary(), "manifest.json": dict(self.manifest)}
             dumped = {name: json.dumps(table, indent=2, allow_nan=False) + "\n" for name, table in facts.items()}
             for name, text in (dumped | dict(texts)).items():

@@ -7,10 +7,10 @@ replica tells when it is asked; never the length of an answer.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import cycle
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,7 +43,8 @@ class Known:
 class Fleet:
     """The replicas that a router chooses from, and what it knows of them.
 
-    `weights`: one a replica. `stale_s`: loads are looked at, all at once, at most so often (0: always afresh).
+    `weights`: one a replica. `stale_s`: loads are looked at, all at once, at most so often (0: always afresh). `up`:
+    the indexes of those that take requests now, in order; that one is gone is known at once.
     """
 
     def __init__(
@@ -55,22 +56,43 @@ class Fleet:
         known: Known,
         stale_s: float,
     ) -> None:
-        self.replicas = replicas
+        self.replicas = list(replicas)
+        self.up = list(range(len(replicas)))
         self.weights = weights
         self.known = known
         self._rng = rng
         self._clock = clock
         self._stale_s = stale_s
         self.loads: list[Load] = []
+        self.forget: list[Callable[[int], None]] = []
+        self.welcome: list[Callable[[int], None]] = []
+        """What a router does when the replica of an index is gone, and with it what it had, and when one is there."""
 
     @property
     def count(self) -> int:
-        """How many replicas there are."""
+        """How many replicas there are, those that take none included."""
         return len(self.replicas)
+
+    def gone(self, index: int) -> None:
+        """The replica of that index takes no requests any more."""
+        self.up.remove(index)
+        for load in self.loads:
+            load.gone(index)
+        for forget in self.forget:
+            forget(index)
+
+    def came(self, index: int, replica: FrontEnd) -> None:
+        """From now on `replica` takes requests under that index."""
+        self.replicas[index] = replica
+        insort(self.up, index)
+        for load in self.loads:
+            load.came(index)
+        for welcome in self.welcome:
+            welcome(index)
 
     def load(self, measure: Callable[[Request], int]) -> Load:
         """What each replica has that is not over yet, in units of `measure`."""
-        load = Load(self.count, measure, self.fresh())
+        load = Load(self.count, measure, self.fresh(), self.up)
         self.loads.append(load)
         return load
 
@@ -87,10 +109,14 @@ class Fleet:
 
         return again if stale_s else None
 
-    def draws(self, count: int) -> Iterator[int]:
-        """Random whole numbers below `count`, from the fleet's own stream."""
+    def draws(self, but: int = 0) -> Iterator[int]:
+        """Random whole numbers below the number of those that are up, less `but`, from the fleet's own stream."""
         while True:
-            yield from self._rng.integers(count, size=4096).tolist()
+            up = len(self.up)
+            for drawn in self._rng.integers(max(1, up - but), size=4096).tolist():
+                yield drawn
+                if len(self.up) != up:
+                    break
 
     def placed(self, index: int, request: Request) -> None:
         """`request` goes to the replica of that index."""
@@ -106,17 +132,21 @@ class Fleet:
 class Load:
     """Loads of the replicas, and whose is the least: of equal ones, that which was given a request the longest ago.
 
-    `fresh` None: they are looked at afresh every time.
+    `fresh` None: they are looked at afresh every time. `up`: which of them there are (see `Fleet`).
     """
 
-    def __init__(self, count: int, measure: Callable[[Request], int], fresh: Callable[[], bool] | None) -> None:
+    def __init__(
+        self, count: int, measure: Callable[[Request], int], fresh: Callable[[], bool] | None, up: Sequence[int]
+    ) -> None:
         self.measure = measure
         self._fresh = fresh
+        self._up = up
+        self._there = [True] * count
         self._now = [0] * count
         self._seen = [0] * count
         self._last = list(range(-count, 0))  # the turn in which it was given a request
         self._turn = 0
-        self._heap: list[tuple[int, int, int]] = []  # (load, last, index); entries that are no longer true stay in it
+        self._heap: list[tuple[int, int, int]] = []  # (load, last, index); those that are no longer true stay in it
         self._rebuild()
 
     @property
@@ -132,13 +162,23 @@ class Load:
         """The index of the replica with the least load."""
         if self._fresh is not None:
             seen, last = self.seen, self._last
-            return min(range(len(seen)), key=lambda i: (seen[i], last[i]))
-        heap, now, last = self._heap, self._now, self._last
+            return min(self._up, key=lambda i: (seen[i], last[i]))
+        heap, now, last, there = self._heap, self._now, self._last, self._there
         while True:
             load, turn, index = heap[0]
-            if load == now[index] and turn == last[index]:
+            if load == now[index] and turn == last[index] and there[index]:
                 return index
             heappop(heap)
+
+    def gone(self, index: int) -> None:
+        """The replica of that index is no longer to be named."""
+        self._there[index] = False
+
+    def came(self, index: int) -> None:
+        """There is one again, with what the last one there had when it went and was not over yet."""
+        self._there[index] = True
+        self._seen[index] = self._now[index]
+        heappush(self._heap, (self._now[index], self._last[index], index))
 
     def add(self, index: int, amount: int) -> None:
         """The replica of that index is given so much."""
@@ -165,25 +205,40 @@ def one(request: Request) -> int:
 
 def round_robin(fleet: Fleet) -> Choose:
     """One after the other."""
-    order = cycle(range(fleet.count))
-    return lambda request: next(order)
+    up, last = fleet.up, -1
+
+    def choose(request: Request) -> int:
+        nonlocal last
+        at = bisect_right(up, last)
+        last = up[at if at < len(up) else 0]
+        return last
+
+    return choose
 
 
 def random(fleet: Fleet) -> Choose:
     """Any of them, all equally likely."""
-    draws = fleet.draws(fleet.count)
-    return lambda request: next(draws)
+    draws, up = fleet.draws(), fleet.up
+    return lambda request: up[next(draws)]
 
 
 def weighted(fleet: Fleet) -> Choose:
-    """In turn, each as often as its pool's `weight` says."""
-    heap = [(1 / weight, i) for i, weight in enumerate(fleet.weights)]
+    """In turn, each as often as its pool's `weight` says. One that comes back takes its turn as if it were new."""
+    heap, due = [(1 / weight, i) for i, weight in enumerate(fleet.weights)], 0.0
     heapify(heap)
 
+    def forget(index: int) -> None:
+        heap[:] = [turn for turn in heap if turn[1] != index]
+        heapify(heap)
+
     def choose(request: Request) -> int:
+        nonlocal due
         due, index = heap[0]
         heapreplace(heap, (due + 1 / fleet.weights[index], index))
         return index
+
+    fleet.forget.append(forget)
+    fleet.welcome.append(lambda index: heappush(heap, (due + 1 / fleet.weights[index], index)))
 
     return choose
 
@@ -202,11 +257,11 @@ def least_tokens(fleet: Fleet) -> Choose:
 
 def power_of_two(fleet: Fleet) -> Choose:
     """Of two that are drawn at random, the one with fewer requests that are not over yet."""
-    load, first, second = fleet.load(one), fleet.draws(fleet.count), fleet.draws(max(1, fleet.count - 1))
+    load, first, second, up = fleet.load(one), fleet.draws(), fleet.draws(but=1), fleet.up
 
     def choose(request: Request) -> int:
-        a, b, seen = next(first), next(second), load.seen
-        b += b >= a and fleet.count > 1
+        i, j, seen = next(first), next(second), load.seen
+        a, b = up[i], up[j + (j >= i and len(up) > 1)]
         return b if seen[b] < seen[a] else a
 
     return choose
@@ -222,15 +277,22 @@ def kv_utilisation(fleet: Fleet) -> Choose:
         if fresh is None or fresh():
             used[:] = [replica.kv_used for replica in fleet.replicas]
         seen = load.seen
-        return min(range(fleet.count), key=lambda i: (used[i], seen[i], i))
+        return min(fleet.up, key=lambda i: (used[i], seen[i], i))
 
     return choose
 
 
 def session_affinity(fleet: Fleet) -> Choose:
-    """Where the session's first turn went; first turns go to the one with the fewest requests that are not over yet."""
+    """Where the session's first turn went; first turns, and those of sessions whose replica is gone, go to the one with
+    the fewest requests that are not over yet."""
     load, where, session = fleet.load(one), dict[int, int](), fleet.known.session
     assert session is not None
+
+    def forget(index: int) -> None:
+        for of in [of for of, home in where.items() if home == index]:
+            del where[of]
+
+    fleet.forget.append(forget)
 
     def choose(request: Request) -> int:
         of = session(request.id)
@@ -249,14 +311,22 @@ def prefix_affinity(
     and while loads differ by more than both thresholds, to the one with the fewest requests that are not over yet.
 
     The rule and the defaults of SGLang Model Gateway's `cache_aware` policy, 0.3. The
-    router remembers what it has sent where, and does not know what was evicted since.
+    router remembers what it has sent where, until that one is gone, and does not know what was evicted since.
     """
     load, sent, paths, size = fleet.load(one), dict[int, dict[int, int]](), fleet.known.paths, fleet.known.block_size
+    up, count = fleet.up, fleet.count
     assert paths is not None
+
+    def forget(index: int) -> None:
+        for ends in sent.values():
+            ends.pop(index, None)
+
+    fleet.forget.append(forget)
 
     def choose(request: Request) -> int:
         path, seen = paths(request.id), load.seen
-        least, most = min(seen), max(seen)
+        loads = seen if len(up) == count else [seen[i] for i in up]
+        least, most = min(loads), max(loads)
         index = load.least()
         if not (most - least > balance_abs_threshold and most > balance_rel_threshold * least):
             found = _longest(sent, path)

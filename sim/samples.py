@@ -26,7 +26,7 @@ PROMPTS = 2**60
 class Samples:
     """The samples of `request`, all of its length, and what becomes of it."""
 
-    __slots__ = ("_tokens", "_told", "_waiting_for", "all", "request")
+    __slots__ = ("_told", "_waiting_for", "all", "request", "tokens")
 
     def __init__(self, request: Request) -> None:
         r = self.request = request
@@ -39,12 +39,13 @@ class Samples:
             sample.of = self
         r.of = self
         self._waiting_for = self._told = r.samples
-        self._tokens = 0
+        self.tokens = 0
+        """What the client has of those that are over."""
 
     def record(self, sample: Request, tokens: int) -> int:
         """One more sample is over, whose client received so many `tokens`. Returns those of all when it was the last,
         and `request` is over too; else -1."""
-        self._tokens += tokens
+        self.tokens += tokens
         self._waiting_for -= 1
         if self._waiting_for:
             return -1
@@ -62,7 +63,7 @@ class Samples:
             last = max(samples, key=lambda sample: sample.last_step)
             whole.last_step = last.last_step if whole.finished else -1
             whole.finish_s = max(sample.finish_s for sample in samples)
-        return self._tokens
+        return self.tokens
 
     def ended(self, sample: Request, now: float, over: Callable[[Request, float], None]) -> None:
         """The client would be told of one more sample that is over; `over` says it once, of the request."""

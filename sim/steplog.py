@@ -77,18 +77,34 @@ TRANSFER_COLUMNS = (
 )
 """Columns of the log of transfers from prefill to decode replicas, one a request that was handed over."""
 
+CHANGE_COLUMNS = ("time_s", "replica", "change", "requests")
+"""Columns of the log of replicas that come and go; `change` indexes CHANGES, `requests` that a failure took."""
+
+CHANGES = ("start", "up", "drain", "gone", "failed")
+"""What becomes of a replica: it starts, takes requests, takes no more and ends what it has, is gone; or it fails."""
+START, UP, DRAIN, GONE, DOWN = range(len(CHANGES))
+
+LOSS_COLUMNS = ("id", "replica", "time_s", "output_tokens")
+"""Columns of the log of requests that were lost with a replica, each time, and what they had until then."""
+
 OUTCOMES = (
     "length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished", "over_step",
+    "failed", "over_outstanding", "over_prompt_tokens",
 )  # fmt: skip
 """What became of a request: finished at its `max_tokens` (`length`) or before it (`stop`); given up by its client
 (`cancelled`); rejected at arrival: its prompt leaves no room in `max_model_len`, prompt + max_tokens exceed it, it can
-never fit the KV cache, or its prompt is longer than the policy takes in one step (`over_step`); or `unfinished` when
-the run was stopped early."""
-LENGTH, STOP, CANCELLED, PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE, UNFINISHED, OVER_STEP = range(
-    len(OUTCOMES)
-)
+never fit the KV cache, or its prompt is longer than the policy takes in one step (`over_step`); turned away by the
+gateway: too many requests are not over yet (`over_outstanding`), or its prompt is too long for it
+(`over_prompt_tokens`); `failed` with the last replica that it was retried on; or `unfinished` when the run was stopped
+early."""
+(
+    LENGTH, STOP, CANCELLED, PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE, UNFINISHED, OVER_STEP, FAILED,
+    OVER_OUTSTANDING, OVER_PROMPT_TOKENS,
+) = range(len(OUTCOMES))  # fmt: skip
 FINISHED = (LENGTH, STOP)
-REJECTED = (PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE, OVER_STEP)
+REJECTED = (
+    PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, OVER_KV_CACHE, OVER_STEP, OVER_OUTSTANDING, OVER_PROMPT_TOKENS,
+)  # fmt: skip
 """Outcomes, by what they mean."""
 
 
@@ -208,9 +224,10 @@ class Table(Mapping[str, Floats]):
 
 
 class Log:
-    """All rows of one simulation: steps, requests, transfers, and the token gaps that are longer than a step."""
+    """All rows of one simulation: steps, requests, transfers, replicas that come and go and what they lose, and the
+    token gaps that are longer than a step."""
 
-    __slots__ = ("gaps", "requests", "steps", "transfers")
+    __slots__ = ("changes", "gaps", "losses", "requests", "steps", "transfers")
 
     def __init__(self) -> None:
         self.steps = Rows(STEP_COLUMNS)
@@ -218,6 +235,8 @@ class Log:
         self.gaps = Rows(GAP_COLUMNS)
         """Between tokens of one request with a preemption, or steps that it was left out of, between them."""
         self.transfers = Rows(TRANSFER_COLUMNS)
+        self.changes = Rows(CHANGE_COLUMNS)
+        self.losses = Rows(LOSS_COLUMNS)
 
     def spill(self) -> None:
         """Move what fills blocks out of memory."""
@@ -229,6 +248,14 @@ class Log:
     def transfer(self, *row: float) -> None:
         """KV was moved: TRANSFER_COLUMNS."""
         self.transfers.extend(self.transfers.pack(*row))
+
+    def change(self, *row: float) -> None:
+        """A replica came or went: CHANGE_COLUMNS."""
+        self.changes.extend(self.changes.pack(*row))
+
+    def loss(self, *row: float) -> None:
+        """A request was lost with its replica: LOSS_COLUMNS."""
+        self.losses.extend(self.losses.pack(*row))
 
     def gap(self, seconds: float, tokens: int) -> None:
         """`tokens` tokens came `seconds` after the one before them."""

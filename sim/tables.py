@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim import metrics
+from sim.deployment import Deployment
 from sim.metrics import Floats
-from sim.steplog import BLOCK, CANCELLED, FINISHED, OUTCOMES, REJECTED
+from sim.steplog import BLOCK, CANCELLED, CHANGES, FAILED, FINISHED, OUTCOMES, REJECTED
 
 if TYPE_CHECKING:
     import polars as pl
 
 SMALL = {
-    "replica", "prefill_replica", "decode_replica", "tokens", "prompt_tokens", "cached_tokens", "max_tokens",
-    "preemptions", "samples", "steps", "prefill_requests", "prefill_tokens", "decodes", "gaps", "running", "waiting",
-    "kv_blocks", "kv_blocks_end", "preempted",
+    "replica", "requests", "prefill_replica", "decode_replica", "tokens", "prompt_tokens", "cached_tokens",
+    "max_tokens", "preemptions", "samples", "steps", "prefill_requests", "prefill_tokens", "decodes", "gaps", "running",
+    "waiting", "kv_blocks", "kv_blocks_end", "preempted",
 }  # fmt: skip
 LARGE = {"id", "kv_tokens", "output_tokens", "step", "first_step", "last_step"}
 """Whole-numbered columns, kept in 32 and 64 bits: a table of a million requests should stay small."""
@@ -49,8 +50,8 @@ def request_frame(rows: Mapping[str, Floats], classes: Any) -> pl.DataFrame:
     columns: dict[str, Any] = {"id": rows["id"], "replica": rows["replica"]}
     outcome = rows["outcome"]
     columns["status"] = np.select(
-        [np.isin(outcome, FINISHED), np.isin(outcome, REJECTED), outcome == CANCELLED],
-        ["finished", "rejected", "cancelled"],
+        [np.isin(outcome, FINISHED), np.isin(outcome, REJECTED), outcome == CANCELLED, outcome == FAILED],
+        ["finished", "rejected", "cancelled", "failed"],
         "unfinished",
     )
     columns["reason"] = np.array(OUTCOMES)[outcome.astype(int)]
@@ -59,7 +60,7 @@ def request_frame(rows: Mapping[str, Floats], classes: Any) -> pl.DataFrame:
         columns["class"] = classes
     columns |= {name: rows[name] for name in rows if name not in columns and name != "outcome"}
     frame = pl.DataFrame(columns).with_columns(pl.col(pl.Float64).fill_nan(None))
-    steps = [pl.when(pl.col(c) >= 0).then(pl.col(c)) for c in ("first_step", "last_step")]
+    steps = [pl.when(pl.col(c) >= 0).then(pl.col(c)) for c in ("replica", "first_step", "last_step")]
     frame = frame.with_columns(*steps).with_columns(_integers(frame.columns))
     text = [c for c in ("status", "reason", "class") if c in frame.columns]
     return frame.with_columns(pl.col(text).cast(pl.Categorical))
@@ -80,6 +81,23 @@ def transfer_frame(rows: Mapping[str, Floats]) -> pl.DataFrame:
     import polars as pl
 
     frame = pl.DataFrame(dict(rows))
+    return frame.with_columns(_integers(frame.columns))
+
+
+def change_frame(rows: Mapping[str, Floats], deployment: Deployment) -> pl.DataFrame:
+    """The table of replicas that come and go."""
+    import polars as pl
+
+    names = [pool.name for pool in deployment.pools]
+    of = np.searchsorted(deployment.first, rows["replica"], side="right") - 1
+    columns = {
+        "time_s": rows["time_s"],
+        "replica": rows["replica"],
+        "pool": [names[i] for i in of],
+        "change": [CHANGES[int(change)] for change in rows["change"]],
+        "requests": rows["requests"],
+    }
+    frame = pl.DataFrame(columns)
     return frame.with_columns(_integers(frame.columns))
 
 

@@ -17,6 +17,11 @@ BUDGET, QUICK, OWN = "scenarios/token-budget.yaml", "scenarios/quickstart.yaml",
 LOOP, AGENT, SUMMARY = "scenarios/closed-loop-benchmark.yaml", "scenarios/mix-agent.yaml", "scenarios/mix-summary.yaml"
 CHAT, LEGAL, BATCH = "scenarios/mix-chat.yaml", "scenarios/mix-legal.yaml", "scenarios/mix-batch.yaml"
 PRIORITY, FLEET, SPLIT = "scenarios/priority.yaml", "scenarios/mixed-fleet.yaml", "scenarios/split-serving.yaml"
+SCALE = "scenarios/autoscaling.yaml"
+SPIKES = 'workload.arrivals={"kind":"spikes","rate":8,"spike_rate":40,"every":"10min","length":"3min"}'
+FIXED = "cluster.autoscale=null cluster.replicas="
+RULE = "cluster.autoscale."
+HOUR = 3600
 CHUNKS = "workload.sessions.chunks=5"
 TOKENS = "engine.max_num_batched_tokens="
 FCFS = "engine.scheduling_policy=fcfs workload.classes.0.priority=0"
@@ -87,6 +92,19 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (SPREAD, f"{ALONE}cluster.replicas=4", "mean_ttft_ms", "TTFT is {0.30} s", 1e3),
     (SPREAD, f"{ALONE}cluster.replicas=4", "p99_ttft_ms", "its p99 {1.9} s", 1e3),
     (SPREAD, "cluster.experts.all2all=deepep_auto", "mean_tpot_ms", "no faster than gathering", 30.6),
+    (SCALE, "", "slo_attainment", "All requests meet the SLO", 1.0),
+    (SCALE, "", "gpu_seconds", "with {0.86} GPU-hours", HOUR),
+    (SCALE, "", "replica_starts", "instead of {5},", 1),
+    (SCALE, f"{FIXED}3", "gpu_seconds", "all the time take {0.99}:", HOUR),
+    (SCALE, f"{FIXED}3", "slo_attainment", "All requests meet the SLO", 1.0),
+    (SCALE, f"{RULE}down_after=5min", "gpu_seconds", "it takes {1.12}.", HOUR),
+    (SCALE, f"{RULE}down_after=0s {RULE}tolerance=0 {RULE}every=5s", "replica_starts", "flaps: {29} starts", 1),
+    (SCALE, SPIKES, "slo_attainment", "{60} % meet the SLO with", 0.01),
+    (SCALE, SPIKES, "gpu_seconds", "{1.12} GPU-hours, where", HOUR),
+    (SCALE, f"{SPIKES} {FIXED}2", "gpu_seconds", "need {0.87} and", HOUR),
+    (SCALE, f"{SPIKES} {FIXED}2", "slo_attainment", "meet it for all", 1.0),
+    (SCALE, f"{SPIKES} cluster.limits.outstanding_per_replica=80", "p99_ttft_ms", "TTFT p99 at {0.20} s", 1e3),
+    (SCALE, f"{SPIKES} cluster.limits.outstanding_per_replica=80", "rejected", "turns {5,165} of 24,000 away", 1),
     (LEGAL, "", "mean_ttft_ms", "TTFT is {0.31} s", 1e3),
     (LEGAL, "workload.rate=2", "saturated", "two a second are too many", True),
     (RAG, "", "mean_ttft_ms", "{0.83} s to the first token", 1e3),

@@ -9,9 +9,11 @@ import pytest
 
 from reports.html import report_html
 from sim import cluster
+from sim.changes import Changes, Event
 from sim.result import Result
 from tests.reports.helpers import run
 
+FAILING = Changes((2, 1), (1.0, 1.0), (Event(3.0, "fail", 0), Event(4.0, "start", 1), Event(6.0, "drain", 0, 1)))
 SLO = {"ttft": 1.0, "tpot": 0.05}
 
 
@@ -27,6 +29,7 @@ RUNS: dict[str, Callable[[], Result]] = {
     "saturated": lambda: run(1000, 30.0, kv_blocks=1500, slo=SLO | {"e2e": 30.0}),
     "two replicas": lambda: run(200, 16.0, replicas=2),
     "two pools": lambda: run(200, 16.0, pools=2),
+    "failing": lambda: run(200, 16.0, replicas=2, pools=2, changes=FAILING),
     "closed loop": lambda: run(200, concurrency=16),
     "one request": lambda: run(1),
     "one token each": lambda: run(20, lengths=({"kind": "fixed", "tokens": 100}, {"kind": "fixed", "tokens": 1})),

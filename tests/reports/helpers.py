@@ -11,7 +11,8 @@ from calibrate.cost import compile_cost
 from calibrate.datasheet import Datasheet
 from calibrate.memory import plan_memory
 from servecast.manifest import memory_facts
-from sim.cluster import Cluster, Pool
+from sim.changes import Changes
+from sim.cluster import Cluster, Pool, Routing
 from sim.deployment import Deployment, PoolFacts
 from sim.result import Result
 from sim.schedulers import scheduler_of
@@ -37,6 +38,7 @@ def run(
     lengths: tuple[dict[str, Any], dict[str, Any]] = LENGTHS,
     slo: Mapping[str, float] | None = None,
     keep_going: Callable[[int, float], bool] = lambda done, now: True,
+    changes: Changes | None = None,
     **manifest: Any,
 ) -> Result:
     """Llama 3.1 8B on H100s, in equal pools; `manifest` entries replace those made here, those of POOL a pool's."""
@@ -62,7 +64,7 @@ def run(
         engine.async_scheduling,
         engine.front_end,
     )
-    cluster = Cluster(source, [pool] * pools)
+    cluster = Cluster(source, [pool] * pools, Routing(), changes)
     complete = cluster.run(keep_going)
     fixed = memory.budget_bytes - memory.kv_bytes
     usable = cluster.front_ends[0].replica.state.kv.usable

@@ -69,6 +69,9 @@ def test_missing_manifest_entries_are_no_problem() -> None:
         ("saturated", "<strong>Saturated</strong>"),
         ("closed loop", "<strong>Saturation not applicable</strong>: clients wait"),
         ("partial", "Partial run: stopped early"),
+        ("failing", "lost with their replica"),
+        ("failing", "<p>Replicas: mean 2."),
+        ("failing", "peak 3, 1 failure, 1 start, 1 drain;"),
         ("all rejected", "Rejected at arrival: 5 of 5 requests (5: the prompt leaves no room"),
     ],
 )
@@ -89,7 +92,10 @@ def test_provenance_is_there(pages: Pages) -> None:
         assert expected in text
 
 
-@pytest.mark.parametrize(("name", "count"), [("saturated", len(FIGURES) - 1), ("two pools", len(FIGURES))])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("saturated", len(FIGURES) - 2), ("two pools", len(FIGURES) - 1), ("failing", len(FIGURES))],
+)
 def test_in_a_browser(pages: Pages, tmp_path: Path, name: str, count: int) -> None:
     assert figures_drawn(pages(name), tmp_path) == count
 

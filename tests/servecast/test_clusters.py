@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -213,3 +214,134 @@ def test_a_layout_that_cannot_be(changes: list[str], expected: str) -> None:
     with pytest.raises(ServecastError) as caught:
         set_up(load_scenario(QUICKSTART, [SMALL, *changes]))
     assert any(expected in problem for problem in caught.value.problems), caught.value.problems
+
+
+QUICK = REPO / "scenarios" / "quickstart.yaml"
+WORKLOAD = """
+workload:
+  num_requests: 100
+  arrivals: {kind: poisson, rate: 6}
+  lengths: {prompt: {kind: fixed, tokens: 500}, output: {kind: fixed, tokens: 50}}
+"""
+FAILING = (
+    "workload.num_requests=400", "cluster.replicas=2", "cluster.retries=1",
+    'cluster.failures={"mtbf":"20s","repair":"10s"}', 'cluster.events=[{"at":"5s","fail":1,"repair":"4s"}]',
+)  # fmt: skip
+
+
+def test_failures_are_in_the_result_and_add_up(tmp_path: Path) -> None:
+    result = of(QUICK, *FAILING)
+    s = result.summary()
+    assert s["submitted"] == 400 == s["completed"] + s["failed"]
+    assert s["replica_failures"] >= 3
+    assert s["retries"] > 0
+    assert s["failed"] == result.requests.filter(pl.col("status") == "failed").height
+    assert s["gpus"] == 2
+    log = result.replicas
+    there = 0.0
+    for number in (0, 1):  # up at 0, failed, up, failed, ...
+        times = [row["time_s"] for row in log.to_dicts() if row["replica"] == number]
+        ends = [min(t, s["duration"]) for t in (*times, s["duration"])]
+        there += sum(b - a for a, b in list(pairwise(ends))[::2])
+    assert set(log["change"]) == {"up", "failed"}
+    assert s["gpu_seconds"] == pytest.approx(there)
+    result.save(tmp_path)
+    assert pl.read_parquet(tmp_path / "replicas.parquet").equals(log)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert f"{s['retries']} requests sent anew" in page
+    assert "that take requests, and that exist" in page
+    assert set(of(QUICK, "workload.num_requests=20").summary()) < set(s)
+
+
+def test_what_never_happens_changes_nothing() -> None:
+    """With a failure after the end, every request and step is as without it."""
+    events = 'cluster.events=[{"at":"10000s","fail":0}]'
+    for path, name in ((FLEET, "new"), (SPLIT, "prefill")):
+        plain, with_it = (of(path, SMALL, *more) for more in ((), (events.replace("}", f',"pool":"{name}"}}'),)))
+        assert plain.requests.equals(with_it.requests)
+        assert plain.steps.equals(with_it.steps)
+
+
+def test_limits_are_counted_with_their_reasons() -> None:
+    s = of(QUICK, SMALL, "cluster.limits.outstanding=20", "cluster.limits.prompt_tokens=2000").summary()
+    assert set(s["rejected_reasons"]) == {"over_outstanding", "over_prompt_tokens"}
+    assert sum(s["rejected_reasons"].values()) == s["rejected"] == s["submitted"] - s["completed"]
+    assert s["max_concurrent_requests"] <= 20
+    s = of(QUICK, SMALL, *RANKS, "cluster.limits.outstanding_per_replica=2").summary()
+    assert s["max_concurrent_requests"] == 8, "for each of the four engines"
+
+
+def test_a_cold_start_that_nobody_gave_is_said_to_be_an_estimate() -> None:
+    rule = 'cluster.autoscale={"min":1,"max":2,"target":20}'
+    [note] = [n for n in of(QUICK, SMALL, rule).manifest["notes"] if "takes" in n]
+    assert "106 s from its start until it serves, which is an estimate" in note
+    assert not [n for n in of(QUICK, SMALL, rule, "cluster.cold_start=30s").manifest["notes"] if "takes" in n]
+
+
+def test_the_example_of_the_documentation_is_one(tmp_path: Path) -> None:
+    text = (REPO / "docs" / "clusters.md").read_text("utf-8").partition("## Replicas that fail")[2]
+    file = tmp_path / "example.yaml"
+    head = MODELS.partition("cluster:")[0]
+    file.write_text(head + re.findall(r"^```yaml\n(.*?)^```$", text, flags=re.M | re.S)[0] + WORKLOAD)
+    setup = set_up(load_scenario(file))
+    assert setup.changes is not None
+    assert (setup.changes.initially, [pool.replicas for pool in setup.pools]) == ((4, 2), [6, 6])
+    assert setup.changes.retries == 2
+
+
+RULE = '{"min":3,"max":2,"metric":"slo","target":2}'
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "expected"),
+    [
+        (QUICK, ["cluster.replicas=0"], "cluster.replicas: 0 is not 1 or more"),
+        (QUICK, [f"cluster.autoscale={RULE}"], "cluster.autoscale.min: 3 is more than max, 2"),
+        (QUICK, [f"cluster.autoscale={RULE}"], "cluster.autoscale.target: 2 is no share"),
+        (QUICK, [f"cluster.autoscale={RULE}"], "cluster.autoscale.window: missing"),
+        (QUICK, ['cluster.autoscale={"min":2,"max":3,"target":9}'], "cluster.replicas: 1 at the start are not from"),
+        (QUICK, ['cluster.autoscale={"min":1,"max":3,"target":9}', "engine=sglang-0.5"], "cluster.cold_start: missing"),
+        (QUICK, ['cluster.events=[{"at":"1s","start":2}]', "engine=sglang-0.5"], "cluster.cold_start: missing"),
+        (QUICK, ['cluster.events=[{"at":"-1s","fail":0}]'], "cluster.events.0.at: '-1s' is negative"),
+        (QUICK, ['cluster.events=[{"at":"1s","fail":0,"drain":0}]'], "cluster.events.0: one of fail, drain and start"),
+        (QUICK, ['cluster.events=[{"at":"1s","drain":0,"repair":"1s"}]'], "cluster.events.0.repair: only what fails"),
+        (QUICK, ['cluster.events=[{"at":"1s","fail":1}]'], "cluster.events.0.fail: there is no replica 1"),
+        (QUICK, ["cluster.retries=2"], "cluster.retries: nothing fails here"),
+        (QUICK, ["cluster.limits={}"], "cluster.limits: empty"),
+        (QUICK, [*RANKS, 'cluster.failures={"mtbf":"1h"}'], "cluster.dp: engines that step together do not fail"),
+        (QUICK, ['cluster.failures={"mtbf":"0s"}'], "cluster.failures.mtbf: '0s' is not 1 or more"),
+        (FLEET, ['cluster.events=[{"at":"1s","fail":0}]'], "cluster.events.0.pool: missing; there are new, old"),
+        (
+            FLEET,
+            ['cluster.events=[{"at":"1s","fail":0,"pool":"odl"}]'],
+            "cluster.events.0.pool: there is no pool 'odl'",
+        ),
+        (
+            FLEET,
+            [
+                'cluster.pools.0.autoscale={"min":1,"max":3,"target":9}',
+                'cluster.events=[{"at":"1s","drain":0,"pool":"new"}]',
+            ],
+            "cluster.events.0.drain: how many the pool has, its autoscaler says",
+        ),
+        (
+            SPLIT,
+            [
+                'cluster.pools.1.autoscale={"min":1,"max":3,"metric":"slo","target":0.9,"window":"1min"}',
+                "slo.tpot=null",
+            ],
+            "cluster.pools.1.autoscale.metric: slo needs a tpot",
+        ),
+    ],
+)
+def test_changes_that_cannot_be(path: Path, changes: list[str], expected: str) -> None:
+    with pytest.raises(ServecastError) as caught:
+        set_up(load_scenario(path, changes))
+    assert any(expected in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_a_scenario_with_all_of_it_loads_again_as_the_same(tmp_path: Path) -> None:
+    setup = set_up(load_scenario(QUICK, [*FAILING, "cluster.limits.outstanding=90", "cluster.cold_start=9s"]))
+    again = tmp_path / "again.yaml"
+    again.write_text(dump_yaml(setup.resolved()))
+    assert simulate(load_scenario(again)).summary() == simulate(setup).summary()
