@@ -79,6 +79,7 @@ class Lives:
         self._draws: dict[int, np.random.Generator] = {}
         self.serving = 0
         """How many replicas take requests."""
+        self._looks = False  # whether it is about to look who of these has nothing left
         self.leaving: set[int] = set()
         """Replicas that are drained."""
         for pool, numbers in enumerate(self._numbers):
@@ -121,7 +122,13 @@ class Lives:
             self.left()
 
     def left(self) -> None:
-        """Something is over: drained replicas that have nothing left are gone."""
+        """Something is over: drained replicas that have nothing left are gone, once all that happens now has."""
+        if self.leaving and not self._looks:
+            self._looks = True
+            self._clock.call_at(self._clock.now, self._look, CHANGE)
+
+    def _look(self, _: object) -> None:
+        self._looks = False
         for number in sorted(self.leaving):
             if not self._desks[number].has(number):
                 self.leaving.discard(number)
