@@ -99,7 +99,7 @@ def test_several_instances(tmp_path: Path) -> None:
     two, split = rows["2 replicas of tp 4"], rows["1 prefill + 1 decode, tp 4 each"]
     assert abs(two.off("TPOT")) < 0.03
     assert abs(two.off("TTFT")) < 0.1
-    assert abs(split.off("TTFT")) < 0.06
+    assert abs(split.off("TTFT")) < 0.22
     assert abs(split.off("tokens/s")) < 0.06
 
 

@@ -52,16 +52,21 @@ def compare(reference: Path, scratch: Path) -> Iterator[Row]:
 
     kernels = _solved(lambda x: simulated(INSTANCE, x)["TPOT"] - measured["SD"]["TPOT"], 1.0, 1.5)
     step_s = _solved(lambda x: simulated(split(x), kernels)["TPOT"] - measured["PDD"]["TPOT"], STEP_S, 15e-3)
+    connector_ms = 1e3 * (step_s - STEP_S)
+    assumed = (
+        f"{ASSUMED}. Fitted: all kernels x {kernels:.2f} to the TPOT of the one instance, and {connector_ms:.1f} ms a "
+        "decode step, for the connector, to the TPOT of the split one"
+    )
     for case, model, layout, cluster, fitted in (
         ("SD", DENSE, "tp 4", INSTANCE, f"kernels x {kernels:.2f}, to this TPOT"),
         ("MD", DENSE, "2 replicas of tp 4", INSTANCE | {"replicas": 2}, "nothing of this row"),
         ("SM", EXPERTS, "tp 4", INSTANCE, "nothing of this row"),
         ("PDD", DENSE, "1 prefill + 1 decode, tp 4 each", split(step_s),
-         f"{1e3 * (step_s - STEP_S):.1f} ms a decode step for the connector, to this TPOT"),
+         f"{connector_ms:.1f} ms a decode step for the connector, to this TPOT"),
     ):  # fmt: skip
         yield Row(
             DATA, model, "h100-sxm", layout, "300 requests, 10/s", measured[case], simulated(cluster, kernels, model),
-            {"LLMServingSim 2": others[case]}, fitted, ASSUMED,
+            {"LLMServingSim 2": others[case]}, fitted, assumed,
         )  # fmt: skip
 
 

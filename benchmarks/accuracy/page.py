@@ -54,9 +54,9 @@ def _few(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         what = row.model if row.gpu.split("-")[0] in row.model.lower() else f"{row.model}, {row.gpu}"
         for metric, value in row.measured.items():
-            unit = "s" if metric == "duration_s" else "ms"
-            cells = (f"{what}, {row.layout}", row.load, metric.removesuffix("_s"), f"{_number(value)} {unit}")
-            ours = f"{_number(row.predicted[metric])} {unit}"
+            unit = {"duration_s": " s", "tokens/s": ""}.get(metric, " ms")
+            cells = (f"{what}, {row.layout}", row.load, metric.removesuffix("_s"), f"{_number(value)}{unit}")
+            ours = f"{_number(row.predicted[metric])}{unit}"
             out.append(_row((*cells, ours, f"{100 * row.off(metric):+.1f} %")))
     return out + _single(rows)
 

@@ -164,7 +164,7 @@ def test_everything_wrong_at_once():
         "--max-nm-seqs: vLLM has no such option that is known here (did you mean '--max-num-seqs'?)",
         "engine.speculative_config: {'method': 'ngram'} is not modelled yet (speculative decoding",
         "engine.max_num_batched_tokens is 'x'; expected a whole number",
-        "engine.data_parallel_size: 2 is not modelled yet (cluster.replicas gives",
+        "engine.data_parallel_size: 2 is not modelled yet (in a line of options; in a scenario",
         "engine.kv_cache_dtype is 'fp9'",
         "--max-model-len auto: the longest that fits is not looked for",
         "--block_size: given twice (also as --block-size)",
