@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibrate.engine import FrontEndTime
 from servecast.errors import ServecastError
 from sim.changes import Autoscale, Changes, Event, Failures, Limits
 from sim.cluster import Cluster, Pool, Routing
@@ -26,8 +27,8 @@ from tests.sim.test_handover import Wire
 COST = LinearCost(base=1.0, token=0.01, decode=0.1, kv=0.0, attention=0.0)
 
 
-def pool(replicas=1, blocks=100, asynchronous=False, role="unified", seqs=64, cache=KVCache):
-    return Pool(replicas, VllmV1(512, seqs), COST, blocks, 16, 1000, asynchronous, NO_TIME, cache, role=role)
+def pool(replicas=1, blocks=100, asynchronous=False, role="unified", seqs=64, cache=KVCache, time=NO_TIME):
+    return Pool(replicas, VllmV1(512, seqs), COST, blocks, 16, 1000, asynchronous, time, cache, role=role)
 
 
 LEAST = Routing("least-outstanding")
@@ -100,6 +101,15 @@ def test_a_drained_replica_ends_what_it_has():
     assert said[2:] == [(3.0, 0, "drain"), (pytest.approx(end), 0, "gone")]
 
 
+def test_a_drained_replica_that_fails_is_gone_for_good():
+    """It comes back neither after the repair, nor is it gone twice; another is started under its number."""
+    changes = Changes((2,), (1.0,), (Event(3.0, "drain", 0, 0), fail(5.0, 0, 2.0), Event(8.0, "start", 0)), retries=1)
+    rows = [(0.0, 100, 9), (4.0, 100, 30), (9.5, 100, 2)]
+    _, requests, said = run(rows, changes, [pool(2)])
+    assert said[2:] == [(3.0, 0, "drain"), (5.0, 0, "failed"), (8.0, 0, "start"), (9.0, 0, "up")]
+    assert list(requests["replica"]) == [1, 1, 0]
+
+
 def test_one_that_starts_takes_requests_once_it_has_started():
     rows = [(0.0, 100, 20), (8.0, 100, 2), (12.0, 100, 2)]
     changes = Changes((1,), (10.0,), (Event(1.0, "start", 0),))
@@ -136,9 +146,8 @@ def test_failures_are_exponential_and_of_the_seed():
     assert len(times_up(2)) != len(up) or (times_up(2) != up).any()
 
 
-def split_pools(prefill=1, decode=1, asynchronous=False, blocks=100, cache=KVCache):
-    return [pool(prefill, blocks, asynchronous, "prefill", cache=cache),
-            pool(decode, blocks, asynchronous, "decode", cache=cache)]  # fmt: skip
+def split_pools(prefill=1, decode=1, **made):
+    return [pool(prefill, role="prefill", **made), pool(decode, role="decode", **made)]
 
 
 def split_routing(seed=0, **split):
@@ -157,6 +166,14 @@ def test_a_prefill_replica_loses_what_it_keeps():
     assert requests["first_token_s"][0] == pytest.approx(moves["end_s"][1] + 1.01)
     _, requests, _ = run([(0.0, 100, 4)], Changes((2, 1), events=(fail(3.6),)), split_pools(2), split_routing())
     assert requests["first_token_s"][0] == pytest.approx(4.51), "what has been moved is not lost"
+
+
+def test_what_was_on_its_way_to_the_engine_does_not_arrive_in_the_place_of_the_new_one():
+    """A front end of 10 s: handed over at 2 s, lost at 3, read again by 5, at the decode engine at 15, not at 12."""
+    of = [pool(2, role="prefill"), pool(role="decode", time=FrontEndTime(10.0, 0.0))]
+    cluster, requests, _ = run([(0.0, 100, 4)], Changes((2, 1), events=(fail(3.0),), retries=1), of, split_routing())
+    assert list(cluster.log.transfers.table()["reserved_s"]) == [15.0]
+    assert requests["first_token_s"][0] == pytest.approx(15.0 + 0.5 + 1.0 + 1.01)
 
 
 def test_what_a_decode_replica_loses_starts_from_prefill():
@@ -388,7 +405,8 @@ def test_nothing_is_lost_or_counted_twice(history, router, closed):
     def cache(num_blocks, block_size):
         return PrefixCache(num_blocks, block_size, lambda i: [(0, 2)], False)
 
-    made = {"asynchronous": asynchronous, "cache": cache if caching else KVCache}
+    made = {"asynchronous": asynchronous, "cache": cache if caching else KVCache,
+            "time": FrontEndTime(1.5, 0.01) if seed % 2 else NO_TIME}  # fmt: skip
     blocks = 25 if seed % 3 == 0 else 100  # with few, requests are preempted; split pools could lock
     pools = split_pools(3, 3, **made) if split else [pool(3, blocks, **made)]
     samples = 1 + np.arange(n) % (1 if split else 1 + seed % 3)
