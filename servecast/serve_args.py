@@ -19,6 +19,8 @@ from servecast.errors import ServecastError, nearest, one_of
 from servecast.serve_words import Words, options_of, split_line
 
 KEY = "--serve-args"
+SWITCHES = ("cluster.ep",)
+"""Keys of the scenario that are true or false."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -57,6 +59,7 @@ class _Reader:
         self.problems: list[str] = []
         ignored = self.line["ignored"]
         flags = {k for k, allowed in self.data["options"].items() if allowed == "flag"} | set(ignored["flags"])
+        flags |= {name for name, key in self.data["elsewhere"].items() if key in SWITCHES}
         for key, entry in self.data["unmodelled"].items():
             if any(isinstance(neutral, bool) for neutral in entry["neutral"]):
                 flags.add(key)
@@ -135,7 +138,11 @@ class _Reader:
         if word not in ("true", "false"):
             self.problems.append(f"{option}: {values[0]!r} is neither true nor false")
         else:
-            self.options[name] = (word == "true") != negated
+            on, key = (word == "true") != negated, self.data["elsewhere"].get(name)
+            if key is None:
+                self.options[name] = on
+            else:
+                self.keys[key] = on
 
     def _take_key(self, option: str, key: str, value: str) -> None:
         if key == "model":
@@ -223,11 +230,16 @@ def put_into(data: dict[str, Any], line: ServeLine) -> tuple[dict[str, Any], lis
     lost = [k for k in given if k != "preset" and k not in line.options and k not in own]
     cluster = data.get("cluster")
     pools = isinstance(cluster, dict) and isinstance(cluster.get("pools"), list)
-    where = "cluster.pools.0.tp" if pools else "cluster.tp"
-    tp = line.keys.get("cluster.tp", 1)
-    changes = {"model": line.keys.get("model"), "engine": {"preset": preset, **line.options, **own}, where: tp}
-    changes |= {key: value for key, value in line.keys.items() if key not in ("model", "cluster.tp")}
-    notes = [f"{KEY}: {changes['model']}, tp {tp}, {preset} ({why}); workload and GPU are the scenario's"]
+    pool = cluster["pools"][0] if pools and isinstance(cluster, dict) else cluster
+    layout = {"tp": line.keys.get("cluster.tp", 1)}
+    for name, default in (("dp", 1), ("ep", False)):
+        if f"cluster.{name}" in line.keys or (isinstance(pool, dict) and name in pool):
+            layout[name] = line.keys.get(f"cluster.{name}", default)
+    changes = {"model": line.keys.get("model"), "engine": {"preset": preset, **line.options, **own}}
+    changes |= {f"cluster.{'pools.0.' * pools}{name}": value for name, value in layout.items()}
+    changes |= {key: value for key, value in line.keys.items() if key != "model" and key[8:] not in layout}
+    spread = ", ".join(name if value is True else f"{name} {value}" for name, value in layout.items() if value)
+    notes = [f"{KEY}: {changes['model']}, {spread}, {preset} ({why}); workload and GPU are the scenario's"]
     if data.get("memory") is not None:
         changes["memory"] = {}
         lost.append("memory")

@@ -151,10 +151,19 @@ def test_a_pool_that_is_written_out_gets_its_tp(tmp_path):
     assert load_scenario(file, (), f"{QWEN} -tp 2").cluster.pools[0].tp == 2
 
 
+def test_experts_over_several_engines():
+    line = "vllm serve Qwen/Qwen3-30B-A3B -tp 2 --data-parallel-size 2 --enable-expert-parallel"
+    setup = set_up(load_scenario(QUICKSTART, (), line))
+    assert (setup.pool.layout.tp, setup.pool.layout.dp, setup.pool.layout.ep) == (2, 2, True)
+    assert "qwen3-30b-a3b, tp 2, dp 2, ep, vllm-0.19" in setup.scenario.notes[0]
+    again = load_scenario(QUICKSTART, ["cluster.dp=2"], QWEN)
+    assert again.cluster.pools[0].dp == 2, "--set comes after the line"
+
+
 def test_everything_wrong_at_once():
     found = said(
         'VLLM_USE_V1=0 vllm serve nobody/llama-3.1-9b --max-nm-seqs 64 --speculative-config \'{"method": "ngram"}\' '
-        "--max-num-batched-tokens x -dp 2 --kv-cache-dtype fp9 --max-model-len auto --block-size 16 --block_size 32 "
+        "--max-num-batched-tokens x -dp two --kv-cache-dtype fp9 --max-model-len auto --block-size 16 --block_size 32 "
         "--gpu-memory-utilization 1.5 -cc.custom_ops+=none stray \u2014port 80 --enforce-eager=2 --watermark"
     )
     for words in (
@@ -164,7 +173,7 @@ def test_everything_wrong_at_once():
         "--max-nm-seqs: vLLM has no such option that is known here (did you mean '--max-num-seqs'?)",
         "engine.speculative_config: {'method': 'ngram'} is not modelled yet (speculative decoding",
         "engine.max_num_batched_tokens is 'x'; expected a whole number",
-        "engine.data_parallel_size: 2 is not modelled yet (in a line of options; in a scenario",
+        "-dp: 'two' is not a whole number",
         "engine.kv_cache_dtype is 'fp9'",
         "--max-model-len auto: the longest that fits is not looked for",
         "--block_size: given twice (also as --block-size)",
