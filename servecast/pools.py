@@ -103,6 +103,10 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
             found.append(
                 f"cluster.dp: {named.name} has no experts, and engines that share none step on their own; use replicas"
             )
+        table, experts = part.experts.load, named.experts
+        if isinstance(table, list) and experts is not None and len(table) != experts.count:
+            wrong.append("load")
+            found.append(f"cluster.experts.load: {len(table)} shares; {named.name} has {experts.count} experts")
         if model and engine and not wrong:
             logged = Logged(**dict(scenario.memory if part.memory is None else part.memory))
             memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
@@ -139,7 +143,7 @@ def _layout(part: PoolPart) -> Parallelism:
         ep=part.ep,
         network=None if part.network is None else load_transfer_link(part.network),
         redundant_experts=experts.redundant,
-        expert_load=experts.load,
+        expert_load=tuple(experts.load) if isinstance(experts.load, list) else experts.load or "",
         all2all_backend=experts.all2all,
     )
 

@@ -6,6 +6,7 @@ What a model, GPU, engine option, arrival process or length distribution may be 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field
 from calibrate.connectors import load_connector, load_transfer_link
 from calibrate.engine import check_options, resolve_engine
 from calibrate.hardware import load_gpu
+from calibrate.kernels.routing import SKEWS
 from calibrate.models import load_model
 from calibrate.options import refusals
 from servecast.change_parts import AutoscalePart, EventPart, FailuresPart, LimitsPart, Moment
@@ -65,12 +67,23 @@ class MemoryPart(Part):
     other: Size | None = None
 
 
+def _known_load(load: str | list[float]) -> list[str]:
+    if isinstance(load, str):
+        known = re.fullmatch(SKEWS, load)
+        return [] if known else [f": {load!r} is none of balanced, uniform, power_law_<alpha>, or a list of shares"]
+    return (
+        []
+        if load and all(0 <= share < 1e9 for share in load) and sum(load) > 0
+        else [": a list of shares has a number of 0 or more for every expert, and not all are 0"]
+    )
+
+
 class ExpertsPart(Part):
     """How experts are spread and reached: copies that loads are balanced by (EPLB), how tokens spread over experts
-    (`load`), and how data parallel ranks bring tokens to them."""
+    (`load`: a word, or every expert's share of the tokens), and how data parallel ranks bring tokens to them."""
 
     redundant: Annotated[int, Field(ge=0, le=100_000)] = 0
-    load: Literal["", "balanced", "uniform"] = ""
+    load: Annotated[str | list[float], checked(_known_load)] | None = None
     all2all: Literal["allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"] = (
         "allgather_reducescatter"
     )

@@ -35,7 +35,10 @@ class Setup:
     def pool(self) -> PoolSetup:
         """The only pool. Raises ServecastError where there are several: what asks for it can handle one."""
         if len(self.pools) > 1:
-            raise ServecastError("cluster.pools: this works on a scenario with one pool; name one")
+            count = len(self.pools)
+            raise ServecastError(
+                f"cluster.pools: this works on a scenario with one pool, not {count}; give one of them"
+            )
         return self.pools[0]
 
     def with_pool(self, **changes: Any) -> Setup:

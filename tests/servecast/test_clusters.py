@@ -193,6 +193,8 @@ def test_how_experts_are_reached_matters() -> None:
 
     near = tpot()
     assert tpot("cluster.experts.all2all=deepep_low_latency") != near
+    hot = [8.0] * 16 + [1.0] * 112
+    assert tpot(f"cluster.experts.load={hot}", "workload.arrivals.rate=60") > tpot("workload.arrivals.rate=60")
     far = tpot("cluster.dp=16", "cluster.network=rdma-400")
     assert far != near
 
@@ -205,6 +207,9 @@ def test_how_experts_are_reached_matters() -> None:
         ([*RANKS, "cluster.ep=false", "cluster.experts.all2all=deepep_auto"], "cluster.experts.all2all: "),
         ([*RANKS, "cluster.ep=false", "cluster.experts.redundant=8"], "cluster.experts.redundant: "),
         ([*RANKS, "cluster.experts.al2all=naive"], "did you mean 'all2all'"),
+        ([*RANKS, "cluster.experts.load=skewed"], "none of balanced, uniform, power_law_<alpha>"),
+        ([*RANKS, "cluster.experts.load=[0.5, 0.5]"], "cluster.experts.load: 2 shares; qwen3-30b-a3b has 128 experts"),
+        ([*RANKS, "cluster.experts.load=[0]"], "cluster.experts.load: a list of shares has a number of 0 or more"),
         ([*RANKS, "cluster.dp=0"], "cluster.dp: 0 is not 1 or more"),
         (["cluster.ep=true"], "cluster.ep: "),
         (["cluster.pp=2"], "pipeline parallelism is not modelled yet"),
