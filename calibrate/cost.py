@@ -171,10 +171,10 @@ def longer_by(factor: float, tokens: float) -> float:
 def compile_cost(
     model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, stage: int = 0
 ) -> CompiledCost:
-    """The cost of every step of `model` under `layout` that `engine` can run, at these prices: of one pipeline stage of
-    it. The engine's host plans a step once, when the last stage has ended; the worker of any stage needs its time to
-    prepare it. Raises `ServecastError` for a model whose kernels have no prices, GPUs that nothing joins, and data
-    parallel ranks that share experts (`calibrate.group_cost` has what these cost).
+    """The cost of every step of `model` under `layout` that `engine` can run, at these prices: of one pipeline stage
+    of it (`calibrate.pipeline` knows what the host does for all of them). Raises `ServecastError` for a model whose
+    kernels have no prices, GPUs that nothing joins, and data parallel ranks that share experts
+    (`calibrate.group_cost` has what these cost).
     """
     if layout.dp > 1 and model.experts:
         raise ServecastError(f"dp {layout.dp}: ranks that share the experts of {model.name} step together: group_cost")
@@ -208,8 +208,6 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
         floor = host.async_base_s + host.async_per_sequence_s * samples + host.bubble_s
     else:
         after = floor = host.sync_base_s + host.sync_per_sequence_s * samples
-    if stage < layout.pp - 1:
-        after = np.zeros_like(samples)
     layers_here = layout.stages(model.layers)[stage]
     launch, decode_launch = (layers_here * _launch_s(engine, every, chunks) for chunks in (True, False))
     if prices.gpu.architecture == "cpu":  # the thread that launches a kernel runs it: nothing overlaps

@@ -80,6 +80,8 @@ class EngineSpec:
     `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm.
     `fp32_router_from`: the tokens from which a 32-bit router runs on the CUDA cores (None: never).
     `long_step_factor`: how many times as long kernels take in steps of many tokens as where they were timed.
+    `pipeline`: how batches follow each other through pipeline stages, as `sim.pipeline` says: "in_turn", "staggered",
+    or "serial", one batch at a time; empty where that is not modelled. `fills_queue`: of that.
     `ubatch_tokens`: a step of more tokens is computed in pieces of so many, one after the other (llama.cpp).
     """
 
@@ -118,6 +120,8 @@ class EngineSpec:
     options: Mapping[str, Any]
     sources: Mapping[str, str]
     notes: tuple[str, ...]
+    pipeline: Literal["", "in_turn", "staggered", "serial"] = ""
+    fills_queue: bool = False
     ubatch_tokens: int | None = None
 
     def name_of(self, field: str) -> str:

@@ -71,8 +71,11 @@ def results(setup: Setup, count: int) -> Iterator[Result]:
 
 def _under(pool: PoolSetup, draw: Draw) -> PoolSetup:
     engine, prices = draw.engine(pool.engine), Scaled(pool.prices, draw.factors)
-    cost, group = costs(pool.model, pool.layout, engine, prices)
+    cost, group, pipeline = costs(pool.model, pool.layout, engine, prices)
     own = draw.cost(cost)
-    return replace(
-        pool, engine=engine, prices=prices, cost=own, group=None if group is None else replace(group, own=own)
-    )
+    if group is not None:
+        group = replace(group, own=own)
+    if pipeline is not None:
+        stages = tuple(replace(stage, cost=draw.cost(stage.cost)) for stage in pipeline.stages)
+        pipeline = replace(pipeline, stages=stages)
+    return replace(pool, engine=engine, prices=prices, cost=own, group=group, pipeline=pipeline)

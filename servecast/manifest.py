@@ -57,6 +57,7 @@ def _pool(pool: PoolSetup) -> dict[str, Any]:
         "model": pool.model.name,
         "gpu": pool.gpu.id,
         "tp": pool.layout.tp,
+        "pp": pool.layout.pp,
         "dp": pool.layout.dp,
         "ep": pool.layout.ep,
         "replicas": pool.replicas,

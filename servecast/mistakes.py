@@ -16,7 +16,6 @@ BEAMS = (
     "with the whole prompt. Write these requests as a trace, a turn of a session for each token (docs/workloads.md)"
 )
 NOT_YET = {
-    "pp": "pipeline parallelism is not modelled yet",
     "links": "links between pools are not modelled yet",
     "best_of": "best_of is not modelled, and newer engines do not have it; n is how many samples each request asks for",
     "use_beam_search": BEAMS,

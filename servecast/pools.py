@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from calibrate.connectors import load_transfer_link
 from calibrate.cost import CompiledCost, StepCost, compile_cost
@@ -17,6 +17,7 @@ from calibrate.layout import Parallelism, check_layout, check_nodes
 from calibrate.memory import Logged, MemoryPlan
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
+from calibrate.pipeline import InSeries, PipelineCost, pipeline_cost
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
 from calibrate.serving import checked_windows, served
@@ -52,10 +53,13 @@ class PoolSetup:
     cost: CompiledCost
     scheduler: Scheduler
     group: GroupCost | None = None
+    pipeline: PipelineCost | InSeries | None = None
 
     @property
     def step_cost(self) -> StepCost:
-        """What a step takes; in pieces, where the engine computes it so."""
+        """What a step takes; in pieces, or stage by stage, where the engine computes it so."""
+        if isinstance(self.pipeline, InSeries):
+            return self.pipeline
         pieces = self.engine.ubatch_tokens
         return InPieces(self.cost, pieces) if pieces else self.cost
 
@@ -88,7 +92,7 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     named = ask(lambda: keyed("model", lambda: load_model(str(path) if is_path(word) else word)))
     gpu, layout = load_gpu(part.gpu), _layout(part)
     host = scenario.host if part.host is None else part.host
-    engine = model = memory = cost = scheduler = group = None
+    engine = model = memory = scheduler = costed = None
     prices = ask(lambda: keyed("cluster.profile", lambda: prices_of(gpu, profile_of(scenario, index))))
     if prices and host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, host.kernels))
@@ -103,6 +107,7 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
             found.append(
                 f"cluster.dp: {named.name} has no experts, and engines that share none step on their own; use replicas"
             )
+        found += _no_stages(part, named, engine, scenario.pool_engine(index).get("scheduler"))
         table, experts = part.experts.load, named.experts
         if isinstance(table, list) and experts is not None and len(table) != experts.count:
             wrong.append("load")
@@ -110,35 +115,66 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
         if model and engine and not wrong:
             logged = Logged(**dict(scenario.memory if part.memory is None else part.memory))
             memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
-            if prices:
-                cost, group = ask(lambda: keyed("model", lambda: costs(model, layout, engine, prices))) or (None, None)
+            if prices and not found:
+                costed = ask(lambda: keyed("model", lambda: costs(model, layout, engine, prices)))
     problems += _placed(scenario, index, found)
-    if not (model and engine and memory and prices and cost and scheduler):
+    if not (model and engine and memory and prices and costed and scheduler):
         return engine
+    cost, group, pipeline = costed
     if isinstance(scheduler, VllmV0) and scheduler.preemption_mode == "swap":
         scheduler = replace(scheduler, swap_blocks=swap_blocks(engine, memory))
         cost = replace(cost, swap_block_s=swap_block_s(model, gpu, memory))
     name = scenario.cluster.names[index]
     return PoolSetup(
         name, part.role, part.weight, scenario.cluster.most(index), word, model, gpu, layout, engine, memory, prices,
-        cost, scheduler, group,
+        cost, scheduler, group, pipeline,
     )  # fmt: skip
 
 
-def costs(
-    model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices
-) -> tuple[CompiledCost, GroupCost | None]:
-    """What an engine's steps cost; and what those of all engines together do, where they step together."""
+class Costs(NamedTuple):
+    """What an engine's steps cost, of a pipeline those of its first stage; what those of all engines together do, where
+    they step together; and what those of all stages do, where there are several."""
+
+    cost: CompiledCost
+    group: GroupCost | None = None
+    pipeline: PipelineCost | InSeries | None = None
+
+
+def costs(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices) -> Costs:
+    """Raises `ServecastError` as `compile_cost` does."""
+    if layout.pp > 1:
+        pipeline = pipeline_cost(model, layout, engine, prices)
+        return Costs(pipeline.stages[0].cost, pipeline=pipeline)
     if layout.dp == 1:
-        return compile_cost(model, layout, engine, prices), None
+        return Costs(compile_cost(model, layout, engine, prices))
     group = group_cost(model, layout, engine, prices)
-    return group.own, group
+    return Costs(group.own, group)
+
+
+def _no_stages(part: PoolPart, model: ModelSpec, engine: EngineSpec | None, own: object) -> Iterator[str]:
+    """Why the layers of a model cannot be on several pipeline stages here."""
+    if part.pp == 1:
+        return
+    if engine is not None and not engine.pipeline:
+        yield (
+            f"cluster.pp: how batches of {engine.preset} follow each other through pipeline stages is not modelled; "
+            "take vLLM 0.10 or later, or more tp"
+        )
+    if part.dp > 1:
+        yield "cluster.pp: stages of engines that share experts (dp) are not modelled; set pp or dp to 1"
+    if part.role != "unified":
+        yield "cluster.pp: stages on one side of split prefill and decode are not modelled; leave pp out there"
+    if model.windows:
+        yield f"cluster.pp: {model.name} has layers with windows, whose stages are not modelled; leave pp out"
+    if own is not None:
+        yield "cluster.pp: a policy of your own plans for one stage; leave pp or engine.scheduler out"
 
 
 def _layout(part: PoolPart) -> Parallelism:
     experts = part.experts
     return Parallelism(
         part.tp,
+        part.pp,
         dp=part.dp,
         ep=part.ep,
         network=None if part.network is None else load_transfer_link(part.network),
@@ -158,7 +194,7 @@ def _key(problem: str) -> str:
     }
     if "no network between nodes" in problem:
         return "network"
-    return keys.get(word, word if word in ("tp", "dp", "ep") else "tp")
+    return keys.get(word, word if word in ("tp", "pp", "dp", "ep") else "tp")
 
 
 def _placed(scenario: Scenario, index: int, found: list[str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from calibrate.coverage import outside_shares
 from calibrate.kvgroups import KINDS, kv_rules
+from calibrate.pipeline import PipelineCost
 from servecast.errors import ServecastError
 from servecast.manifest import manifest
 from servecast.pools import PoolSetup
@@ -162,6 +163,7 @@ def _asks(setup: Setup) -> npt.NDArray[np.int64] | None:
 
 def _pool(setup: Setup, pool: PoolSetup) -> Pool:
     engine = pool.engine
+    stages = pool.pipeline if isinstance(pool.pipeline, PipelineCost) else None
     return Pool(
         replicas=pool.engines,
         scheduler=pool.scheduler,
@@ -169,7 +171,7 @@ def _pool(setup: Setup, pool: PoolSetup) -> Pool:
         num_blocks=pool.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
         block_size=engine.block_size,
         max_model_len=engine.max_model_len,
-        asynchronous=engine.async_scheduling,
+        asynchronous=engine.pipeline == "staggered" if stages else engine.async_scheduling,
         front_end=engine.front_end,
         cache=_cache(setup, pool, tables := tables_of(pool)),
         tables=tables,
@@ -178,6 +180,8 @@ def _pool(setup: Setup, pool: PoolSetup) -> Pool:
         role=pool.role,
         group=pool.group,
         ranks=pool.layout.dp,
+        stages=stages,
+        fills_queue=engine.fills_queue,
     )
 
 

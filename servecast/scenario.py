@@ -90,19 +90,20 @@ class ExpertsPart(Part):
 
 
 class PoolPart(Part):
-    """Equal replicas: `replicas` of `tp` x `dp` GPUs each. The `dp` engines of a replica serve requests of their own
-    and share the experts, over which they step together: cut over all GPUs, or with `ep` dealt out whole (`experts`
-    says more); `network` is the adapter between nodes, where a replica needs several. `profile` is a file with the
-    GPU's kernel times, or datasheet; unset, the shipped profile of the GPU, or its datasheet where there is none. Of
-    several pools each may have a `model`, `host` and `memory` of its own, and an `engine`: options on top of the
-    scenario's, or, with a preset, in place of them. `weight` is what the router `weighted` goes by. `failures` and
-    `autoscale` change how many there are; `cold_start`: from a replica's start until it serves (unset, an estimate for
-    vLLM)."""
+    """Equal replicas: `replicas` of `tp` x `pp` x `dp` GPUs each, `pp` of them pipeline stages. The `dp` engines of a
+    replica serve requests of their own and share the experts, over which they step together: cut over all GPUs, or
+    with `ep` dealt out whole (`experts` says more); `network` is the adapter between nodes, where a replica needs
+    several. `profile` is a file with the GPU's kernel times, or datasheet; unset, the shipped profile of the GPU, or
+    its datasheet where there is none. Of several pools each may have a `model`, `host` and `memory` of its own, and
+    an `engine`: options on top of the scenario's, or, with a preset, in place of them. `weight` is what the router
+    `weighted` goes by. `failures` and `autoscale` change how many there are; `cold_start`: from a replica's start
+    until it serves (unset, an estimate for vLLM)."""
 
     name: Annotated[str, Field(min_length=1)] | None = None
     role: Literal["unified", "prefill", "decode"] = "unified"
     gpu: Annotated[str, known(load_gpu)]
     tp: Count = 1
+    pp: Count = 1
     dp: Count = 1
     ep: bool = False
     experts: ExpertsPart = ExpertsPart()

@@ -25,6 +25,7 @@ from sim.handover import HandOver, Split, SplitDesk
 from sim.kvcache import KVCache
 from sim.lives import Lives
 from sim.lockstep import GroupCost, Lockstep, Rank
+from sim.pipeline import Pipeline, PipelineCost
 from sim.replica import Replica
 from sim.request import Request
 from sim.routers import Fleet, Known
@@ -44,7 +45,8 @@ class Pool:
     """Equal replicas: how many (at most), and what each is made of. `num_blocks` KV blocks of `block_size` tokens a
     replica, of which `cache` makes its KV cache, for the block `tables` of the model's layers. `weight` of a replica
     where the router goes by weights; `serves`: which of the fleet's models; `role`: whether it reads prompts, answers,
-    or does both. With a `group` cost so many `ranks` after each other step together."""
+    or does both. With a `group` cost so many `ranks` after each other step together; with `stages` a replica is a
+    pipeline (`fills_queue`: see there)."""
 
     replicas: int
     scheduler: Scheduler
@@ -61,6 +63,8 @@ class Pool:
     role: Literal["unified", "prefill", "decode"] = "unified"
     group: GroupCost | None = None
     ranks: int = 1
+    stages: PipelineCost | None = None
+    fills_queue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,9 @@ class Cluster:
         options: dict[str, Any] = {
             "max_model_len": pool.max_model_len, "asynchronous": pool.asynchronous, "on_pull": self._pull
         }  # fmt: skip
-        if group is None:
+        if pool.stages is not None:
+            replica: Replica = Pipeline(*parts, pool.stages, self.log, self._ended, fills=pool.fills_queue, **options)
+        elif group is None:
             replica = Replica(*parts, pool.cost, self.log, self._ended, **options)
         else:
             replica = Rank(group, *parts, self.log, self._ended, **options)

@@ -65,6 +65,7 @@ class Decodes:
     def join(self, request: Request, step: int) -> None:
         """`request`, with `computed` tokens in KV, decodes from `step` on."""
         request.decoding = True
+        request.cohort = self
         request.kv_offset = offset = request.computed - step
         self.phases[-offset % self.block_size] += self._grows
         self.count += 1

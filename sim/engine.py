@@ -156,9 +156,9 @@ class Engine:
                 decodes.left_out(batch.skipped)
                 gaps = self.gaps.end(batch, now, gaps)
         prefill_tokens = 0
-        for request, tokens, _ in chunks:
+        for request, tokens, before in chunks:
             prefill_tokens += tokens
-            if request.computed == request.target:
+            if before + tokens == request.target:
                 output_tokens += request.streams and not request.over
                 self._first_token(request, now, batch)
                 if kv.keeps_computed:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sim.steplog import FINISHED
 
 if TYPE_CHECKING:
+    from sim.decodes import Decodes
     from sim.handover import HandOver
     from sim.prefixcache import Path, Run
     from sim.radixcache import Node
@@ -34,6 +35,7 @@ class Request:
         "arrival_s",
         "cached_tokens",
         "chunk_step",
+        "cohort",
         "computed",
         "decoding",
         "emitted",
@@ -115,6 +117,7 @@ class Request:
         self.computed = 0
         self.emitted = 0  # output tokens before the last preemption; while decoding, finish_step tells
         self.decoding = False
+        self.cohort: Decodes | None = None  # with whom it decodes, and was last in a batch
         self.ticket = -1  # order of admission; the newest is preempted first
         self.kv_offset = 0
         self.first_step = -1

@@ -171,6 +171,7 @@ class State:
         self.running[ticket] = request
         before = request.computed
         request.there = False
+        request.cohort = self.decodes
         request.computed = request.target
         self.kv.filled(request, request.target)
         batch.chunks.append((request, 1, before))
@@ -192,6 +193,7 @@ class State:
             request.slid = request.read_from = found
             request.chunk_step = self.step
         request.computed = after = found + tokens
+        request.cohort = self.decodes
         self.kv.grow(request, found, after)
         batch.chunks.append((request, tokens, found))
         if after != request.target:
@@ -205,12 +207,18 @@ class State:
             request.read_from = before
             request.chunk_step = self.step
         request.computed = after = before + tokens
+        request.cohort = self.decodes
         self.kv.grow(request, before, after)
         batch.chunks.append((request, tokens, before))
         if after == request.target:
             self.prefilling.pop(request.ticket, None)
         else:
             self.prefilling[request.ticket] = request
+
+    def in_flight(self, request: Request) -> bool:
+        """Whether the next token of a running request is on its way in another batch than the one that is planned next:
+        until it is there it can be in none. See `sim.pipeline`."""
+        return request.cohort is not self.decodes and (request.decoding or request.computed == request.target)
 
     def preempt(self, batch: Batch, request: Request, planned: bool = False) -> None:
         """Take the KV of a running request and put it back into the queue, in front of all equals, to be recomputed.

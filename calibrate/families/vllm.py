@@ -63,9 +63,19 @@ def resolve(
         "memory_rule": "total",
         "null_block": not v0,
         "names": {},
+        "pipeline": _pipeline(values, preset, model),
+        "fills_queue": preset.get("fills_queue", False),
         "graphs": _graphs(values, preset["graph"], gpu),
         "cuda_graph_bytes": 0 if eager else round(preset["cuda_graph_gib"] * GIB),
     }
+
+
+def _pipeline(values: Mapping[str, Any], preset: Mapping[str, Any], model: ModelSpec) -> str:
+    """How batches follow each other through pipeline stages: `catalog/engine-vllm.yaml`."""
+    way = preset["pipeline"]
+    if isinstance(way, str):
+        return way
+    return str(way["in_turn" if not values["async_scheduling"] else "moe" if model.experts else "dense"])
 
 
 def _graphs(values: Mapping[str, Any], rule: Mapping[str, int], gpu: Gpu) -> dict[str, Any]:

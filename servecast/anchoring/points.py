@@ -159,8 +159,8 @@ def with_values(setup: Setup, values: Values) -> Setup:
     engine = with_host(setup.pool.engine, HostPart.model_validate(times))
     factor = values["kernels"] / factor_of(setup)
     prices = Scaled(setup.pool.prices, dict.fromkeys(PRICED, factor))
-    cost, group = costs(setup.pool.model, setup.pool.layout, engine, prices)
-    return setup.with_pool(engine=engine, cost=cost, group=group)
+    found = costs(setup.pool.model, setup.pool.layout, engine, prices)
+    return setup.with_pool(engine=engine, **found._asdict())
 
 
 def point_replay(path: Path, run: MeasuredRun) -> tuple[MeasuredRun, Replay]:

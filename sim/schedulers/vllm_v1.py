@@ -130,7 +130,7 @@ class VllmV1(Scheduler):
         slides = None if state.windows is None else state.windows.slides
         if slides is not None:
             slides.begin_in_order()
-        order = list(state.running.values())
+        order = [request for request in state.running.values() if not state.in_flight(request)]
         planned: dict[int, int] = {}  # ticket -> tokens
         i = 0
         while i < len(order) and budget:

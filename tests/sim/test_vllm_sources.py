@@ -17,12 +17,15 @@ import numpy as np
 import pytest
 
 from sim.hybridcache import HybridCache
+from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import OpenLoop, Requests
 from sim.windows import ONE, Tables, Window
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.test_oracle import expand
+from tests.sim.test_pipeline import Stages
+from tests.sim.test_pipeline import simulate as simulate_pipeline
 from tests.sim.test_prefixcache import contents
 from tests.sim.test_windows import bound
 from workloads.content import content_of
@@ -131,7 +134,7 @@ def hybrid(seed, version, setting, rows):
 def main(version):
     from tests.sim.vllm_sources import Vllm
 
-    vllm, preemptions, hits = Vllm(Path(ROOT or "") / version), 0, 0
+    vllm, preemptions, hits, pipelines = Vllm(Path(ROOT or "") / version), 0, 0, 0
     for seed in range(CASES):
         *setting, rows = case(seed, version)
         columns = [np.array(c) for c in zip(*rows, strict=True)]
@@ -152,7 +155,28 @@ def main(version):
             source = OpenLoop(columns[0].astype(float), Requests(*columns[1:4], None, columns[4]))
             preemptions += compare(seed, theirs, steps, simulate(*options, source, kv=kv, tables=tables)[1])
             hits += sum(r.cached > 0 for r in theirs)
+        pipelines += pipeline(vllm, seed, version, setting, rows)
+    assert pipelines > CASES // 3
     print(f"vLLM {version}: {CASES} cases equal, hits {hits}, preemptions {preemptions}")
+
+
+def pipeline(vllm, seed, version, setting, rows):
+    """The case with pipeline stages and blocks enough, where we know its engine: whether it was one with both."""
+    r = random.Random(seed)
+    policy, cost, _, block_size, asynchronous = setting
+    asynchronous = asynchronous and minor_of(version) >= 32
+    stages = Stages(cost, r.choice([(0.5, 0.5), (0.25, 0.75), (0.25, 0.5, 0.25), (0.25,) * 4]), host=0.0)
+    num_blocks = 1 + sum(-(-(prompt + output) // block_size) for _, prompt, output, *_ in rows)
+    theirs, _ = vllm.run(policy, cost, num_blocks, block_size, asynchronous, rows, stages=stages)
+    _, log = simulate_pipeline(
+        policy, stages, KVCache(num_blocks, block_size), asynchronous, minor_of(version) >= 32, rows
+    )
+    ours = log.requests.table()
+    order = np.argsort(ours["id"])
+    assert ours["scheduled_s"][order].tolist() == [r.scheduled_s for r in theirs], seed
+    assert ours["first_token_s"][order].tolist() == [r.token_s[0] for r in theirs], seed
+    assert ours["finish_s"][order].tolist() == [r.token_s[-1] for r in theirs], seed
+    return len(rows) > 5
 
 
 def compare(seed, theirs, steps, log):

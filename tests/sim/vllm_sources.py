@@ -23,6 +23,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 from sim.windows import ONE
+from tests.sim.oracle.pipeline import Clocks
 
 CORE = "vllm.v1.core"
 SCHED = f"{CORE}.sched"
@@ -260,6 +261,8 @@ class Vllm:
 
     def __init__(self, root: Path):
         self.newest = (root / "vllm/config/watermarking.py").exists()  # 0.32: its loop fills the batch queue earlier
+        text = (root / "vllm/v1/core/sched/async_scheduler.py").read_text(encoding="utf-8")
+        self.staggers = "next_decode_eligible_step" in text  # from 0.24
         sys.meta_path.insert(0, _Stage(root))
         self._put("vllm.v1.request", Request=VllmRequest, RequestStatus=Status, StreamingUpdate=MagicMock())
         numbers = {
@@ -386,14 +389,21 @@ class Vllm:
         it.spec_decode_metrics_level, it._spec_token_placeholders = "none", []
         return it
 
-    def run(self, policy, cost, num_blocks, block_size, asynchronous, requests, begins=None, tables=ONE):
+    def run(self, policy, cost, num_blocks, block_size, asynchronous, requests, begins=None, tables=ONE, stages=None):
         """(requests, steps as (end, decodes, KV, prefill tokens, blocks in use)) of (arrival, prompt, output, cap,
         priority) rows.
 
         `begins`: the tokens that each prompt begins with, for prefix caching. Blocks are those of vLLM's own manager,
-        where it runs, as the naive engine counts them.
+        where it runs, as the naive engine counts them. `stages`: those of a pipeline, which take what they say in place
+        of `cost`; from 0.24 its asynchronous engines are those of the V2 model runner.
         """
         it = self.build(policy, num_blocks, block_size, asynchronous, begins is not None, tables)
+        depth, clocks = 2 if asynchronous else 1, None
+        if stages is not None:
+            it.use_pp, it.pp_size = True, stages.depth
+            it.decode_stagger = it.pp_size
+            it.use_v2_model_runner = staggered = asynchronous and self.staggers
+            depth, clocks = stages.depth + staggered, Clocks(stages, staggered)
         everyone = [
             VllmRequest(i, *row, None if begins is None else begins[i], block_size) for i, row in enumerate(requests)
         ]
@@ -413,7 +423,8 @@ class Vllm:
             if flight and flight[0][2]:
                 steps[-1] = (*steps[-1][:4], self._used(it, num_blocks))
             if has_requests():
-                batch = self._step(it, everyone, cost, max(now, busy_until), asynchronous, tables)
+                start = now if clocks else max(now, busy_until)
+                batch = self._step(it, everyone, cost, start, asynchronous, tables, clocks)
                 if batch[2]:
                     busy_until = batch[0]
                     steps.append((batch[0], *batch[4], self._used(it, num_blocks)))
@@ -421,7 +432,7 @@ class Vllm:
                 more = batch[2] and flight[-1][0] > now
                 if self.newest:
                     more = batch[2] or has_requests()
-                if asynchronous and len(flight) < 2 and more:
+                if len(flight) < depth and more:
                     continue
             end, output, ids, tokens, _ = flight.pop()
             now = max(now, end)
@@ -438,7 +449,7 @@ class Vllm:
         return num_blocks - 1 - free
 
     @staticmethod
-    def _step(it, everyone, cost, start, asynchronous, tables):
+    def _step(it, everyone, cost, start, asynchronous, tables, clocks):
         """Plan one step and price it: (end, scheduler output, request ids, tokens, (decodes, KV, prefill tokens))."""
         before = {r.request_id: (r.num_computed_tokens, r.num_output_placeholders) for r in everyone}
         running = {r.request_id for r in it.running}
@@ -447,7 +458,7 @@ class Vllm:
         for r in everyone:
             if r.request_id in running - still:
                 r.decoding, r.preempted = False, r.preempted + 1
-        chunks, kv, tokens = [], [], []
+        chunks, kv, tokens, decoding, yielding, fresh = [], [], [], [], [], []
         for id, n in output.num_scheduled_tokens.items():
             r, (computed, placeholders) = it.requests[id], before[id]
             computed = r.num_computed_tokens - n  # what was found in the cache included
@@ -455,13 +466,21 @@ class Vllm:
             yields = r.num_output_placeholders > placeholders if asynchronous else r.num_computed_tokens == r.num_tokens
             if r.decoding:
                 kv.append(computed)
+                decoding.append(id)
             else:
                 chunks.append((n, computed))
+            if yields:
+                yielding.append(id)
             r.decoding = r.decoding or yields
-            r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
+            if r.scheduled_s is None:
+                fresh.append(r)
             position = r.num_output_tokens + (r.num_output_placeholders if asynchronous else 1)
             tokens.append([EOS if position == r.output < r.max_tokens else OTHER] if yields else [])
         shape = len(kv), sum(kv), sum(n for n, _ in chunks)
         seen = tuple(sum(map(window.seen, kv)) for window in tables.windows)
-        end = start + cost.step_s(chunks, len(kv), sum(kv), seen) if tokens else start
+        end = start + cost.step_s(chunks, len(kv), sum(kv), seen) if tokens and not clocks else start
+        if tokens and clocks:
+            start, end = clocks.launch(start, chunks, kv, decoding, yielding)
+        for r in fresh:
+            r.scheduled_s = start
         return end, output, list(output.num_scheduled_tokens), tokens, shape

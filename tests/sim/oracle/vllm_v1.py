@@ -15,13 +15,14 @@ class VllmV1(Oracle):
         while i < len(self.running) and budget > 0:
             r = self.running[i]
             i += 1
-            if r.out + r.placeholders >= r.cap:
+            if r.out + r.placeholders >= r.cap or not self.eligible(r):
                 continue  # its last token is in flight
             n = min(r.prompt + r.out + r.placeholders - r.computed, limit, budget)
             self.kv.slide(r)
             victim = None
             while self.kv.need(r, r.computed + n) > self.free and victim is not r:
-                victim = max(self.running, key=lambda x: x.rank) if p.by_priority else self.running[-1]
+                among = [x for x in self.running if self.eligible(x)]
+                victim = max(among, key=lambda x: x.rank) if p.by_priority else among[-1]
                 at = self.running.index(victim)
                 del self.running[at]
                 entry = next((b for b in batch if b[0] is victim), None)
@@ -44,6 +45,10 @@ class VllmV1(Oracle):
             budget -= sum(n for _, n, *_ in entries)
             batch += entries
         return batch
+
+    def eligible(self, r):
+        """Whether `r` may be in the next batch."""
+        return True
 
     @property
     def present(self):
