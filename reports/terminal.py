@@ -108,6 +108,7 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
             f"mean {number('mean_batch_size_current')}, peak {number('peak_batch_size_current')} requests a step"
             + " and replica" * (result.deployment.replicas > 1),
         ),
+        *[("Stages", said) for said in words.pipelines(s)],
         *[("Replicas", said) for said in words.came_and_went(s)],
         ("Preemptions", "; ".join(filter(None, words.preemptions(s)))),
         *([("Prefix hits", f"{percent(found)} of prompt tokens")] if found is not None else []),

@@ -312,6 +312,17 @@ def came_and_went(summary: Mapping[str, Any]) -> list[str]:
     return ["; ".join([", ".join([there, *done, *again]), hours])]
 
 
+def pipelines(summary: Mapping[str, Any]) -> list[str]:
+    """How busy the stages of pipelines are, and the bubble between them."""
+    said = []
+    for pool, shares in summary.get("stages", {}).items():
+        bubble = 1 - sum(shares) / len(shares)
+        busy = ", ".join(percent(share) for share in shares)
+        where = f"{pool}: " if len(summary["stages"]) > 1 else ""
+        said.append(f"{where}busy {busy} of the time in steps; bubble {percent(bubble)}")
+    return said
+
+
 STAGES = {
     "queue": "waiting for the prefill side",
     "prefill": "prefill",

@@ -110,6 +110,7 @@ class Cluster:
         """What becomes of the replicas."""
 
         def renew(number: int) -> None:
+            self._record_stages(number)
             step = self.front_ends[number].replica.state.step
             self.front_ends[number] = self._front_end(self._pools[self._of[number]], number)
             self.front_ends[number].replica.state.step = step  # steps are numbered on
@@ -203,9 +204,15 @@ class Cluster:
                     return False
         finally:
             gc.unfreeze()
+            for number in range(len(self.front_ends)):
+                self._record_stages(number)
         if len(requests) != self._source.total:
             raise ServecastError(self._stuck())
         return True
+
+    def _record_stages(self, number: int) -> None:
+        if isinstance(replica := self.front_ends[number].replica, Pipeline):
+            replica.record_stages()
 
     def _desk_of(self, request: Request) -> Direct | SplitDesk:
         return self._desks[0 if self._asks is None else int(self._asks[request.id])]

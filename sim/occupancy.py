@@ -80,6 +80,19 @@ def handed_over(requests: Table, transfers: Table) -> dict[str, Any]:
     return out
 
 
+def stage_shares(deployment: Deployment, stages: Table, steps: Table) -> dict[str, list[float]]:
+    """Pool -> for each of its pipeline stages the share of the time in which a batch was under way that it computed:
+    what is left is the bubble."""
+    found = {}
+    for pool, first in zip(deployment.pools, deployment.first, strict=False):
+        of = stages.where((stages["replica"] >= first) & (stages["replica"] < first + pool.replicas))
+        mine = steps.where((steps["replica"] >= first) & (steps["replica"] < first + pool.replicas))
+        total = float((mine["end_s"] - mine["start_s"]).sum())
+        if of.height and total:
+            found[pool.name] = (np.bincount(of["stage"].astype(np.int64), of["busy_s"]) / total).tolist()
+    return found
+
+
 def pool_summaries(
     deployment: Deployment, requests: Table, steps: Table, transfers: Table, duration_s: float,
     presence: Presence | None,

@@ -231,6 +231,11 @@ class Pipeline(Replica):
             end = self._host_free_s = max(end, self._host_free_s) + self._stages.host_s[samples]
         return begin, end
 
+    def record_stages(self) -> None:
+        """Log how long each stage has computed."""
+        for stage, busy_s in enumerate(self.busy_s):
+            self._log.stage(self.index, stage, busy_s)
+
     def _drop_cancelled(self, batch: Batch | None) -> int:
         """Those in flight with other cohorts leave at once, and their tokens are for nobody."""
         state, left = self.state, dict(self._left)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sim import metrics, tables
 from sim.deployment import Classes, Deployment
 from sim.metrics import Distribution, Floats
-from sim.occupancy import handed_over, occupancy, pool_summaries
+from sim.occupancy import handed_over, occupancy, pool_summaries, stage_shares
 from sim.presence import Presence
 from sim.steplog import CANCELLED, FAILED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
 
@@ -55,6 +55,7 @@ class Result:
         self._transfers = log.transfers.table()
         self._changes = log.changes.table()
         self._losses = log.losses.table()
+        self._stages = log.stages.table()
         self.presence = Presence(self._changes) if self._changes.height else None
         """How many replicas there were; None where none came or went."""
         self._steps = log.steps.table()
@@ -227,6 +228,8 @@ class Result:
             out["pools"] = pool_summaries(
                 self.deployment, self._rows, self._steps, self._transfers, duration, self.presence
             )
+        if self._stages.height:
+            out["stages"] = stage_shares(self.deployment, self._stages, self._steps)
         if self._transfers.height:
             out["handed_over"] = handed_over(self._rows, self._transfers)
         return out

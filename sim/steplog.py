@@ -87,6 +87,9 @@ START, UP, DRAIN, GONE, DOWN = range(len(CHANGES))
 LOSS_COLUMNS = ("id", "replica", "time_s", "output_tokens")
 """Columns of the log of requests that were lost with a replica, each time, and what they had until then."""
 
+STAGE_COLUMNS = ("replica", "stage", "busy_s")
+"""Columns of the log of pipeline stages: how long each computed."""
+
 OUTCOMES = (
     "length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished", "over_step",
     "failed", "over_outstanding", "over_prompt_tokens",
@@ -224,10 +227,10 @@ class Table(Mapping[str, Floats]):
 
 
 class Log:
-    """All rows of one simulation: steps, requests, transfers, replicas that come and go and what they lose, and the
-    token gaps that are longer than a step."""
+    """All rows of one simulation: steps, requests, transfers, replicas that come and go and what they lose, the stages
+    of pipelines, and the token gaps that are not as long as a step."""
 
-    __slots__ = ("changes", "gaps", "losses", "requests", "steps", "transfers")
+    __slots__ = ("changes", "gaps", "losses", "requests", "stages", "steps", "transfers")
 
     def __init__(self) -> None:
         self.steps = Rows(STEP_COLUMNS)
@@ -237,6 +240,7 @@ class Log:
         self.transfers = Rows(TRANSFER_COLUMNS)
         self.changes = Rows(CHANGE_COLUMNS)
         self.losses = Rows(LOSS_COLUMNS)
+        self.stages = Rows(STAGE_COLUMNS)
 
     def spill(self) -> None:
         """Move what fills blocks out of memory."""
@@ -256,6 +260,10 @@ class Log:
     def loss(self, *row: float) -> None:
         """A request was lost with its replica: LOSS_COLUMNS."""
         self.losses.extend(self.losses.pack(*row))
+
+    def stage(self, *row: float) -> None:
+        """What a pipeline stage did, in all: STAGE_COLUMNS."""
+        self.stages.extend(self.stages.pack(*row))
 
     def gap(self, seconds: float, tokens: int) -> None:
         """`tokens` tokens came `seconds` after the one before them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from calibrate.hardware import load_gpu
 from calibrate.layout import Parallelism
 from calibrate.models import load_model, model_names
 from calibrate.operators import attention_groups, attention_operators, step_operators, step_work
-from calibrate.pipeline import StageCost, stage_costs
+from calibrate.pipeline import InSeries, PipelineCost, StageCost, pipeline_cost, stage_costs
 from calibrate.serving import served
 from calibrate.stages import stage_model
 from servecast.errors import ServecastError
@@ -27,7 +28,7 @@ NO_HOST = HostTime(*[0.0] * 8)
 
 
 def engine(gpu: str = "h100-sxm", model: str = "llama-3.1-70b", **options: object) -> EngineSpec:
-    return resolve_engine({"preset": "vllm-0.19", **options}, load_gpu(gpu), load_model(model), WHOLE)
+    return resolve_engine({"preset": "vllm-0.19"} | options, load_gpu(gpu), load_model(model), WHOLE)
 
 
 def stages(layout: Parallelism, spec: EngineSpec, model: str = "llama-3.1-70b") -> tuple[StageCost, ...]:
@@ -107,14 +108,59 @@ def test_one_stage_is_the_whole_bit_for_bit() -> None:
     assert only.send_s(512) == 0.0
 
 
-def test_the_host_plans_once_a_step_and_launches_what_a_stage_runs() -> None:
-    spec = engine(async_scheduling=False)
-    first, last = stages(Parallelism(2, 2), spec)
-    assert not any(first.cost.after_s)
-    assert last.cost.after_s[8] == spec.host.sync_base_s + 8 * spec.host.sync_per_sequence_s
-    eager = engine(enforce_eager=True, async_scheduling=False)
-    parts = stages(Parallelism(2, 2), eager)
-    assert [part.cost.launch_s[100] for part in parts] == [pytest.approx(40 * eager.host.eager_layer_s)] * 2
+def test_the_host_plans_once_a_batch_and_launches_what_a_stage_runs() -> None:
+    """One process plans for all stages, so none of them is busy with it; each of their workers launches its kernels."""
+    model = served(load_model("llama-3.1-70b"), engine())
+
+    def cost(preset: str, **options: Any) -> PipelineCost | InSeries:
+        spec = engine(preset=preset, **options)
+        return pipeline_cost(model, Parallelism(2, 2), spec, Datasheet(load_gpu("h100-sxm")))
+
+    in_turn, staggered = cost("vllm-0.10"), cost("vllm-0.32")
+    host = engine().host
+    assert isinstance(in_turn, PipelineCost)
+    assert isinstance(staggered, PipelineCost)
+    assert in_turn.host_s[8] == host.sync_base_s + 8 * host.sync_per_sequence_s
+    assert staggered.host_s[8] == host.async_base_s + 8 * host.async_per_sequence_s
+    assert not any(any(stage.cost.after_s) for stage in in_turn.stages)
+    assert all(stage.cost.after_s[8] == host.bubble_s for stage in staggered.stages)
+    eager = cost("vllm-0.10", enforce_eager=True)
+    assert [part.cost.launch_s[100] for part in eager.stages] == [pytest.approx(40 * host.eager_layer_s)] * 2
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([2, 4]),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(1, 512), st.integers(0, 50_000)), max_size=3),
+    st.integers(1, 200),
+    st.integers(1, 400_000),
+)
+def test_in_series_a_step_takes_what_its_stages_take(
+    pp: int, eager: bool, chunks: list[tuple[int, int]], decodes: int, kv: int
+) -> None:
+    serial = _serial(pp, eager)
+    tokens = decodes + sum(q for q, _ in chunks)
+    each = [stage.step_s(chunks, decodes, kv) + stage.send_s(tokens) for stage in serial.stages]
+    host, samples = engine().host, decodes + len(chunks)
+    floor = host.async_base_s + host.async_per_sequence_s * samples + host.bubble_s
+    assert serial.step_s(chunks, decodes, kv) == pytest.approx(max(sum(each) + host.bubble_s, floor), rel=1e-9)
+    a, b, least, upto = serial.decode_line(decodes, kv)
+    for at in (kv, int(min(upto, kv + 3000))):
+        assert serial.step_s((), decodes, at) == pytest.approx(max(least, a + b * at), rel=1e-9)
+
+
+_SERIAL: dict[tuple[int, bool], InSeries] = {}
+
+
+def _serial(pp: int, eager: bool) -> InSeries:
+    if (pp, eager) not in _SERIAL:
+        spec = engine(enforce_eager=eager)
+        model = served(load_model("llama-3.1-70b"), spec)
+        found = pipeline_cost(model, Parallelism(2, pp), spec, Datasheet(load_gpu("h100-sxm")))
+        assert isinstance(found, InSeries)
+        _SERIAL[pp, eager] = found
+    return _SERIAL[pp, eager]
 
 
 def test_what_is_handed_on_and_over_which_link() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.clock import Clock
+from sim.kvcache import KVCache
 from sim.pipeline import Pipeline
 from sim.prefixcache import PrefixCache
 from sim.schedulers import VllmV1
@@ -127,6 +128,30 @@ def test_clients_that_give_up_equal_the_oracle(scenario, shares, data):
     same(*setting, asynchronous, requests, shares, patience_s=patience_s)
 
 
+def busy(replica, log):
+    """The share of the time in steps that the stages compute, on average."""
+    steps = log.steps.table()
+    return sum(replica.busy_s) / len(replica.busy_s) / float((steps["end_s"] - steps["start_s"]).sum())
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_one_stage_without_host_is_one_replica(asynchronous):
-    """But for the log's way to say gaps."""
+def test_prompts_that_fill_batches_fill_the_stages_and_one_cohort_leaves_a_bubble(asynchronous):
+    """Requests that arrive together fit into one batch, and stay in one; those that do not are in as many as there are
+    stages, and the pipeline is full."""
+    stages = Stages(LinearCost(base=1.0, token=0.0), (0.25,) * 4, send=0.0, host=0.0)
+    rows = [(0.0, 16, 200, 200)] * 8
+    kv = KVCache(1000, 16)
+    alone = busy(*simulate(VllmV1(8192, 256), stages, kv, asynchronous, asynchronous, rows))
+    assert alone == pytest.approx(0.25, rel=0.02)
+    full = busy(*simulate(VllmV1(32, 32), stages, KVCache(1000, 16), asynchronous, asynchronous, rows))
+    assert full > 0.95
+
+
+def test_the_log_says_how_long_each_stage_computed():
+    stages = Stages(LinearCost(), (0.25, 0.75))
+    replica, log = simulate(VllmV1(64, 8), stages, KVCache(100, 16), False, False, [(0.0, 10, 5, 5)] * 4)
+    replica.record_stages()
+    first, second = log.stages.table()["busy_s"]
+    assert 3 * first == pytest.approx(second)
+    steps = log.steps.table()
+    assert second < (steps["end_s"] - steps["start_s"]).sum()
