@@ -1,0 +1,201 @@
+"""One candidate of a plan: set up, bounded, simulated with as few replicas as will do. Runs in worker processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from servecast.errors import ServecastError
+from servecast.planning.bounds import bound
+from servecast.planning.candidates import Candidate
+from servecast.planning.slo import Requirement
+from servecast.sweeping.runs import Base
+
+if TYPE_CHECKING:
+    from servecast.run import Result
+    from servecast.setup import Setup
+
+INVALID, BOUND, PRICE, FAILS, MEETS = "invalid", "bound", "price", "fails", "meets"
+"""What became of a candidate: it cannot run; no number of replicas would do; it cannot be cheaper than what is known;
+it was simulated and does not meet the requirements with as many replicas as it might have; or it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What all candidates have in common: the scenario, and what is required of it. `most`: GPUs that there can be."""
+
+    base: Base
+    requirements: tuple[Requirement, ...]
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One simulation: what was required, and came out (None: no request has it); `keeps_up`: work does not pile up, and
+    nobody is turned away."""
+
+    replicas: int
+    values: tuple[float | None, ...]
+    keeps_up: bool
+    why: str = ""
+
+    def meets(self, requirements: tuple[Requirement, ...]) -> bool:
+        """Whether all that is required is met."""
+        return self.keeps_up and all(r.met(value) for r, value in zip(requirements, self.values, strict=True))
+
+    def worst(self, requirements: tuple[Requirement, ...]) -> tuple[Requirement, float | None] | None:
+        """The requirement that is missed by most, with its value."""
+        missed = [(r, v) for r, v in zip(requirements, self.values, strict=True) if not r.met(v)]
+        return max(missed, key=lambda pair: pair[0].excess(pair[1]), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a candidate, with `replicas` of it; the `trials` that were made, and what it says (`why`)."""
+
+    candidate: Candidate
+    status: str
+    replicas: int = 0
+    least: int = 1
+    trials: tuple[Trial, ...] = ()
+    why: str = ""
+    key: str = ""
+    """Equal for candidates that resolve to the same engine."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.replicas * self.candidate.gpus
+
+    @property
+    def trial(self) -> Trial | None:
+        """The simulation with as many replicas as it has; where it fails, the last one."""
+        return next((t for t in self.trials if t.replicas == self.replicas), self.trials[-1] if self.trials else None)
+
+
+@lru_cache(maxsize=32)
+def _known(base: Base, candidate: Candidate) -> Setup:
+    from servecast.setup import set_up
+
+    data = base.file({}).data
+    cluster = data.get("cluster")
+    overrides = candidate.overrides(cluster if isinstance(cluster, dict) else {})
+    return set_up(base.scenario(_own_figures(data, candidate) | overrides))
+
+
+def _own_figures(data: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
+    """What the scenario says of its own GPU and layout holds for no other."""
+    cluster = data.get("cluster") or {}
+    same = (cluster.get("gpu"), cluster.get("tp", 1), cluster.get("pp", 1)) == candidate.hardware[:3]
+    return {} if same or "memory" not in data else {"memory": {}}
+
+
+def setup_of(base: Base, candidate: Candidate, replicas: int = 1) -> Setup:
+    """The scenario with so many replicas (or units) of the candidate. Raises ServecastError where it cannot run."""
+    setup = _known(base, candidate)
+    if replicas == 1:
+        return setup
+    scenario = setup.scenario
+    parts = [part.model_copy(update={"replicas": part.replicas * replicas}) for part in scenario.cluster.pools]
+    cluster = scenario.cluster.model_copy(update={"pools": parts})
+    pools = tuple(replace(pool, replicas=pool.replicas * replicas) for pool in setup.pools)
+    return replace(setup, scenario=scenario.model_copy(update={"cluster": cluster}), pools=pools)
+
+
+def trial_of(setup: Setup, requirements: tuple[Requirement, ...], replicas: int) -> Trial:
+    """Simulate, and look at what is required."""
+    from servecast.run import simulate
+
+    return judged(simulate(setup), requirements, replicas)
+
+
+def judged(result: Result, requirements: tuple[Requirement, ...], replicas: int) -> Trial:
+    """What a result says of the requirements."""
+    summary = result.summary()
+    values = tuple(requirement.value(result) for requirement in requirements)
+    lost = summary["submitted"] - summary["completed"] - summary["cancelled"]
+    if summary["saturated"]:
+        return Trial(replicas, values, False, "work piles up: " + str(summary["saturation_note"]))
+    if lost and all(requirement.metric != "goodput" for requirement in requirements):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in summary["rejected_reasons"].items())
+        return Trial(replicas, values, False, f"{lost} of {summary['submitted']} requests are not served ({reasons})")
+    return Trial(replicas, values, True)
+
+
+def look(case: Case, candidate: Candidate) -> Outcome:
+    """What can be said without simulating: `status` is empty where that is nothing but the `least` replicas."""
+    try:
+        setup = _known(case.base, candidate)
+    except ServecastError as error:
+        return Outcome(candidate, INVALID, why="; ".join(error.problems))
+    limits = bound(setup, case.requirements)
+    key = repr([(pool.gpu.id, pool.layout, sorted(pool.engine.options.items(), key=str)) for pool in setup.pools])
+    return Outcome(candidate, BOUND if limits.why else "", least=limits.replicas, why=limits.why, key=key)
+
+
+def examine(case: Case, candidate: Candidate, least: int, below: int | None) -> Outcome:
+    """The fewest replicas that meet the requirements, from `least` up to `below` (fewer than that, if given)."""
+    most = max(1, case.most // candidate.gpus)
+    if below is not None:
+        most = min(most, below - 1)
+    if most < least:
+        return Outcome(candidate, PRICE, least=least)
+    trials: dict[int, Trial] = {}
+
+    def good(replicas: int) -> bool:
+        if replicas not in trials:
+            trials[replicas] = trial_of(setup_of(case.base, candidate, replicas), case.requirements, replicas)
+        return trials[replicas].meets(case.requirements)
+
+    low, high = least - 1, None  # `low` replicas are known, or bound, to be too few
+    at = most if below is not None else least
+    while high is None:
+        if good(at):
+            high = at
+        else:
+            if at >= most or _stuck(trials, low, at, case.requirements):
+                break
+            low, at = at, min(most, ceil(at * _growth(trials[at])))
+    while high is not None and high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if good(middle) else (middle, high)
+    kept = tuple(trials[n] for n in sorted(trials))
+    if high is None:
+        return Outcome(candidate, FAILS, most, least, kept, why_not(trials[max(trials)], case.requirements))
+    return Outcome(candidate, MEETS, high, least, kept)
+
+
+def _stuck(trials: Mapping[int, Trial], before: int, now: int, requirements: tuple[Requirement, ...]) -> bool:
+    """Whether more replicas no longer help: what is missed by most was no better with more of them."""
+    one, other = trials.get(before), trials[now]
+    if one is None or not (one.keeps_up and other.keeps_up) or now < 1.4 * before:
+        return False
+    worse, now_worst = one.worst(requirements), other.worst(requirements)
+    if worse is None or now_worst is None or worse[0] != now_worst[0]:
+        return False
+    return now_worst[0].excess(now_worst[1]) > 0.98 * worse[0].excess(worse[1])
+
+
+def _growth(trial: Trial) -> float:
+    """By how much to go up: little where it was close."""
+    return 2.0 if not trial.keeps_up else 1.5
+
+
+def why_not(trial: Trial, requirements: tuple[Requirement, ...]) -> str:
+    """What a simulation lacks."""
+    if not trial.keeps_up:
+        return trial.why
+    worst = trial.worst(requirements)
+    if worst is None:
+        return ""
+    requirement, value = worst
+    return f"{requirement}: {requirement.shown(value)}"
+
+
+def ignore_interrupts() -> None:
+    """Ctrl-C reaches every process of a terminal; what becomes of the plan is for the first one to say."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,67 @@
+"""The traffic of a plan: the same workload with other rates, lengths, seeds and numbers of requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from servecast.errors import ServecastError
+from servecast.requests import Requests, requests_of
+
+if TYPE_CHECKING:
+    from servecast.scenario import Scenario
+    from servecast.setup import Setup
+
+
+def scaled(setup: Setup, rate: float = 1.0, prompt: float = 1.0, output: float = 1.0) -> Setup:
+    """The setup with so many times the traffic, and prompts and answers so many times as long.
+
+    Requests come so many times as fast; of a closed loop there are so many times the clients (rounded). What lengths
+    become is rounded, and at least one token. Raises ServecastError where prompts share content, whose lengths belong
+    to it.
+    """
+    requests = setup.requests
+    trace = requests.trace
+    if rate != 1.0:
+        if requests.concurrency is not None:
+            requests = replace(requests, concurrency=max(1, round(requests.concurrency * rate)))
+        else:
+            trace = replace(trace, arrival_s=trace.arrival_s / rate)
+    if prompt != 1.0 and trace.prefix is not None:
+        raise ServecastError("plan: prompts share content here, so their lengths cannot change alone")
+    if prompt != 1.0:
+        trace = replace(trace, prompt_tokens=_times(trace.prompt_tokens, prompt))
+    if output != 1.0:
+        longer = _times(trace.output_tokens, output)
+        trace = replace(trace, output_tokens=longer, max_tokens=np.maximum(longer, _times(trace.max_tokens, output)))
+    return replace(setup, requests=replace(requests, trace=trace))
+
+
+def _times(tokens: np.ndarray, factor: float) -> np.ndarray:
+    return np.maximum(1, np.rint(tokens * factor)).astype(np.int64)
+
+
+def rate_of(requests: Requests) -> float | None:
+    """Requests per second, on average; None of a closed loop, whose rate is its answers', and of one request."""
+    arrival_s = requests.trace.arrival_s
+    span = float(arrival_s[-1] - arrival_s[0]) if len(arrival_s) > 1 else 0.0
+    return None if requests.concurrency is not None or not span else (len(arrival_s) - 1) / span
+
+
+def generated(scenario: Scenario) -> bool:
+    """Whether the workload is drawn, so that there is more of it under another seed."""
+    workload = scenario.workload
+    return workload.kind not in ("trace", "prometheus", "servegen")
+
+
+def fresh(setup: Setup, seed: int, requests: int) -> Setup:
+    """The setup under another seed, with at least so many requests where the workload is drawn."""
+    scenario = setup.scenario
+    workload = scenario.workload
+    if generated(scenario) and workload.num_requests is not None and workload.num_requests < requests:
+        workload = workload.model_copy(update={"num_requests": requests})
+    scenario = scenario.model_copy(update={"seed": seed, "workload": workload})
+    lengths = [pool.engine.max_model_len for pool in setup.pools]
+    return replace(setup, scenario=scenario, requests=requests_of(scenario, min(lengths)))

@@ -1,0 +1,111 @@
+"""Branch and bound over candidates: the one that may be cheapest is simulated first, and whoever cannot be cheaper than
+what is known to do is not simulated at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil
+from multiprocessing import get_context
+
+from servecast.planning.candidates import Candidate
+from servecast.planning.examine import (
+    BOUND,
+    FAILS,
+    INVALID,
+    MEETS,
+    PRICE,
+    Case,
+    Outcome,
+    examine,
+    ignore_interrupts,
+    look,
+)
+
+
+@dataclass
+class Search:
+    """What was found: `outcomes` of all candidates, `same` of which resolve to another one of them."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    same: int = 0
+
+    @property
+    def simulated(self) -> int:
+        """Simulations in all."""
+        return sum(len(outcome.trials) for outcome in self.outcomes)
+
+    def counts(self) -> dict[str, int]:
+        """Status -> candidates."""
+        words = (INVALID, BOUND, PRICE, FAILS, MEETS)
+        return {word: sum(outcome.status == word for outcome in self.outcomes) for word in words}
+
+
+@contextmanager
+def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """So many processes that keep what they have set up."""
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), ignore_interrupts)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def search(
+    case: Case,
+    candidates: Iterable[Candidate],
+    prices: Mapping[str, float],
+    pool: ProcessPoolExecutor,
+    jobs: int,
+    *,
+    budget: float | None = None,
+    spare: int = 0,
+    told: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Search:
+    """Look at every candidate, and simulate those that may be the cheapest. `prices` are dollars per GPU-hour, `budget`
+    dollars per hour at most, for `spare` replicas beside those that are needed; `told(what, done, in all)` hears how
+    far it is."""
+    found, todo = Search(), list[Outcome]()
+    looks = {pool.submit(look, case, candidate): candidate for candidate in candidates}
+    keys: dict[str, Candidate] = {}
+    for done, future in enumerate(looks, 1):
+        outcome = future.result()
+        told("set up", done, len(looks))
+        if outcome.status:
+            found.outcomes.append(outcome)
+        elif outcome.key in keys:
+            found.same += 1
+        else:
+            keys[outcome.key] = outcome.candidate
+            todo.append(outcome)
+
+    def price(candidate: Candidate, replicas: int) -> float:
+        return prices[candidate.gpu] * candidate.gpus * (replicas + spare)
+
+    todo.sort(key=lambda o: (price(o.candidate, o.least), o.candidate.gpus, str(o.candidate)))
+    best = float("inf") if budget is None else budget * (1 + 1e-9)
+    running: dict[Future[Outcome], Outcome] = {}
+    waiting, done, total = iter(todo), 0, len(todo)
+
+    def below(candidate: Candidate) -> int | None:
+        """Replicas from which on it is no cheaper than what is known; None while nothing is."""
+        if best == float("inf"):
+            return None
+        each = price(candidate, 1 - spare)
+        return max(0, ceil(best / each - 1e-9) - spare)
+
+    while True:
+        while len(running) < jobs and (head := next(waiting, None)) is not None:
+            limit = below(head.candidate)
+            running[pool.submit(examine, case, head.candidate, head.least, limit)] = head
+        if not running:
+            return found
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            outcome, done = future.result(), done + 1
+            del running[future]
+            found.outcomes.append(outcome)
+            told("simulated", done, total)
+            if outcome.status == MEETS:
+                best = min(best, price(outcome.candidate, outcome.replicas))
