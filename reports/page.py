@@ -30,8 +30,9 @@ narrow.addEventListener("change", draw);
 """
 
 
-def page(title: str, body: str, figures: Mapping[str, Any], style: str = "") -> str:
-    """The whole page as text. `title` is escaped here; `figures` are plotly figures by element id."""
+def page(title: str, body: str, figures: Mapping[str, Any], style: str = "", script: str = "") -> str:
+    """The whole page as text. `title` is escaped here; `figures` are plotly figures by element id, which `script` finds
+    drawn."""
     css = (files("reports") / "report.css").read_text(encoding="utf-8") + style
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -47,7 +48,7 @@ def page(title: str, body: str, figures: Mapping[str, Any], style: str = "") -> 
 {body}
 </main>
 <script>{get_plotlyjs()}</script>
-<script>const FIGURES = {_json(figures)};{DRAW}</script>
+<script>const FIGURES = {_json(figures)};{DRAW}{script}</script>
 </body>
 </html>
 """
@@ -69,10 +70,17 @@ def figure(name: str, caption: str) -> str:
 
 
 def _json(figures: Mapping[str, Any]) -> str:
-    """Data and both layouts of every figure, safe inside a script element."""
-    out = []
-    for name, drawn in figures.items():
-        parts = json.loads(drawn.to_json())
-        parts["narrow"] = look.one_column(parts)
-        out.append(f"{json.dumps(name)}: {json.dumps(parts, separators=(',', ':'))}")
-    return "{" + ",\n".join(out).replace("<", "\\u003c") + "}"
+    return "{" + ",\n".join(f"{json.dumps(name)}: {parts(drawn)}" for name, drawn in figures.items()) + "}"
+
+
+def parts(figure: Any) -> str:
+    """Data and both layouts of a figure, safe inside a script element."""
+    found = json.loads(figure.to_json())
+    found["narrow"] = look.one_column(found)
+    return json.dumps(found, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def data(name: str, value: Any) -> str:
+    """A constant of a script, safe inside a script element."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f"const {name} = {text};\n"

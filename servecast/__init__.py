@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from servecast.intervals import Intervals, predict_intervals
     from servecast.run import Result, simulate
     from servecast.scenario import Scenario, load_scenario
+    from servecast.sweeping.sweep import sweep
     from servecast.validation.validate import validate
 
 __all__ = [
-    "Intervals", "Result", "Scenario", "ServecastError", "load_scenario", "predict_intervals", "simulate", "validate",
+    "Intervals", "Result", "Scenario", "ServecastError", "load_scenario", "predict_intervals", "simulate", "sweep",
+    "validate",
 ]  # fmt: skip
 
 _HOMES = {
@@ -31,6 +33,7 @@ _HOMES = {
     "simulate": "run",
     "Scenario": "scenario",
     "load_scenario": "scenario",
+    "sweep": "sweeping.sweep",
     "validate": "validation.validate",
 }
 

@@ -18,6 +18,7 @@ from servecast.calibrate_cli import calibrate
 from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
 from servecast.memory_cli import memory
+from servecast.sweeping.cli import sweep
 from servecast.trace_cli import trace
 from servecast.validation.cli import validate
 
@@ -157,6 +158,7 @@ main.add_command(calibrate)
 for command in (*anchoring.COMMANDS, *conformance.COMMANDS):
     calibrate.add_command(command)
 main.add_command(validate)
+main.add_command(sweep)
 
 
 def _no_scenario(serve_args: str | None) -> Exception:

@@ -296,14 +296,20 @@ def load_scenario(
     tp. `overrides`, on top of both: `"engine.max_num_seqs=64"` strings, or a mapping from key path to value. Raises
     ServecastError with every problem, each with file and line, what was found and what is allowed.
     """
-    file = load_yaml(Path(path))
+    return scenario_of(load_yaml(Path(path)), overrides, serve_args)
+
+
+def scenario_of(
+    file: YamlFile, overrides: Iterable[str] | Mapping[str, object] = (), serve_args: str | None = None
+) -> Scenario:
+    """The same of a file that was read, into which the changes are written."""
     notes: list[str] = []
     if serve_args is not None:
         changes, notes = put_into(file.data, read_line(serve_args))
         file.change(changes.items(), KEY, [])
     override(file, overrides)
     if file.data.get("name") is None:
-        file.data["name"] = Path(path).stem
+        file.data["name"] = file.path.stem
     notes += _leave_out(file)
     try:
         scenario = Scenario.model_validate(file.data)

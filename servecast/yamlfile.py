@@ -41,11 +41,13 @@ for _class in (_Loader, _Dumper):
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """`data` as loaded; `places` says for every key path (`cluster.pools.0.gpu`) where it was written."""
+    """`data` as loaded; `places` says for every key path (`cluster.pools.0.gpu`) where it was written. `here` is the
+    folder in which the command line was typed."""
 
     data: dict[str, Any]
     places: dict[str, str]
     path: Path
+    here: Path = Path()
 
     def at(self, problem: str) -> str:
         """`problem`, which begins with a key path, with the place in front: that of the nearest enclosing key. For
@@ -55,9 +57,9 @@ class YamlFile:
         return f"--set {problem}" if place.startswith("--set ") else f"{place}: {problem}"
 
     def folder_of(self, *keys: str) -> Path:
-        """The folder to which a path given under one of `keys` is relative: the file's, or the current one for
-        what the command line says."""
-        return Path() if any(self.places.get(key, "").startswith("--") for key in keys) else self.path.parent
+        """The folder to which a path given under one of `keys` is relative: the file's, or `here` for what the command
+        line says."""
+        return self.here if any(self.places.get(key, "").startswith("--") for key in keys) else self.path.parent
 
     def change(self, pairs: Iterable[tuple[str, object]], option: str, problems: list[str]) -> None:
         """Set values by key path, and remember that the command line's `option` said so; what cannot be set is added to
@@ -80,13 +82,18 @@ class YamlFile:
 
 def load_yaml(path: Path) -> YamlFile:
     """Read `path`. Raises ServecastError with every problem."""
+    return parse_yaml(read_text(path), path)
+
+
+def parse_yaml(text: str, path: Path, here: Path = Path()) -> YamlFile:
+    """The file at `path`, of which `text` is the content. Raises ServecastError with every problem."""
     places: dict[str, str] = {}
-    data = _parse(_text(path), str(path), places)
+    data = _parse(text, str(path), places)
     if not isinstance(data, dict):
         found = {type(None): "it is empty", list: "it holds a list", str: "it holds plain text (is it a trace?)"}
         said = found.get(type(data), f"it holds only {data!r}")
         raise ServecastError(f"{path}: {said}; a scenario is a mapping: model, engine, cluster, workload, ...")
-    return YamlFile(data, places, path)
+    return YamlFile(data, places, path, here)
 
 
 def override(file: YamlFile, overrides: Iterable[str] | Mapping[str, object]) -> None:
@@ -97,13 +104,19 @@ def override(file: YamlFile, overrides: Iterable[str] | Mapping[str, object]) ->
         raise ServecastError(*problems)
 
 
+def parse_value(text: str, where: str) -> Any:
+    """The value that `text` means; `where` is said in front of what is wrong with it. Raises ServecastError."""
+    return _parse(text, where, {})
+
+
 def dump_yaml(data: Mapping[str, Any]) -> str:
     """`data` as text that `load_yaml` reads back, a line a key."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
     return text
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The content of a scenario file. Raises ServecastError where there is none."""
     try:
         if not path.exists():
             folder = path.parent if path.parent.is_dir() else Path()
@@ -186,7 +199,7 @@ def _walk(
 def _pairs(overrides: Iterable[str] | Mapping[str, object], problems: list[str]) -> list[tuple[str, object]]:
     """Key paths and values; what is wrong with a `key=value` is added to `problems`."""
     if isinstance(overrides, Mapping):
-        return [(str(key), _plain(value)) for key, value in overrides.items()]
+        return [(str(key), plain(value)) for key, value in overrides.items()]
     pairs = []
     for text in [overrides] if isinstance(overrides, str) else overrides:
         key, equals, value = text.partition("=")
@@ -194,19 +207,19 @@ def _pairs(overrides: Iterable[str] | Mapping[str, object], problems: list[str])
             problems.append(f"--set {text}: write key=value, for example --set engine.max_num_seqs=64")
             continue
         try:
-            pairs.append((key.strip(), _parse(value, f"--set {key.strip()}", {})))
+            pairs.append((key.strip(), parse_value(value, f"--set {key.strip()}")))
         except ServecastError as error:
             said = error.problems[0].removeprefix(f"--set {key.strip()}").lstrip(":1 ")
             problems.append(f"--set {text[:100]}: {said}; quote the value if it is text")
     return pairs
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """Values given in Python as YAML would give them: copies, and numpy's numbers and paths as plain ones."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(child) for key, child in value.items()}
+        return {str(key): plain(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(child) for child in value]
+        return [plain(child) for child in value]
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -153,10 +153,12 @@ def time_average(times: Floats, values: Floats, start: float, end: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """Whether work piled up. `saturated` is None where that cannot be said; `why` says how it was judged."""
+    """Whether work piled up. `saturated` is None where that cannot be said; `why` says how it was judged. `undecided`:
+    it could have, and a longer run would tell."""
 
     saturated: bool | None
     why: str
+    undecided: bool = False
 
 
 def saturation(requests: Mapping[str, Floats]) -> Saturation:
@@ -184,7 +186,9 @@ def saturation(requests: Mapping[str, Floats]) -> Saturation:
     served = left[begun < left] - begun[begun < left]
     if served.size and float(np.median(served)) > (end - start) / 2:
         return Saturation(
-            None, "undecided: the first requests take longer than half of the time in which requests arrive"
+            None,
+            "undecided: the first requests take longer than half of the time in which requests arrive",
+            undecided=True,
         )
     times, count = in_system(requests, "left_s")
     before, after = (time_average(times, count, float(edges[i]), float(edges[i + 1])) for i in (1, 3))

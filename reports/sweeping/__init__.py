@@ -1,0 +1,1 @@
+"""A sweep as people see it: page, terminal and figures."""
