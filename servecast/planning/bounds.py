@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 SLACK = 0.95
 """Of the replicas that the bounds call for: what work takes at least is compared with the time in which it arrives, and
 a little of it may be done after that."""
+LOAD = 0.8
+"""Of the guess: how busy replicas can be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """At least so many replicas (or units of a split); and why none would do, where that is so."""
+    """At least so many replicas (or units of a split), and so many by a guess; and why none would do, where that is
+    so."""
 
     replicas: int
+    guess: int = 1
     why: str = ""
 
 
@@ -41,11 +45,11 @@ def bound(setup: Setup, requirements: Iterable[Requirement]) -> Bound:
         if requirement.metric in ("ttft", "e2e") and own and not requirement.group:
             least = _least_ttft_s(readers[0], _quantile(trace.prompt_tokens, requirement.stat))
             if least > requirement.limit:
-                return Bound(1, f"{requirement}: a prompt alone takes {requirement.shown(least)}")
+                return Bound(1, why=f"{requirement}: a prompt alone takes {requirement.shown(least)}")
         if requirement.metric in ("tpot", "itl"):
             least = _least_step_s(answerers[0])
             if least > requirement.limit:
-                return Bound(1, f"{requirement}: a token alone takes {requirement.shown(least)}")
+                return Bound(1, why=f"{requirement}: a token alone takes {requirement.shown(least)}")
     rate = rate_of(setup.requests)
     if rate is None or setup.requests.follow:
         return Bound(1)
@@ -60,7 +64,34 @@ def bound(setup: Setup, requirements: Iterable[Requirement]) -> Bound:
         if answers and own and trace.samples is None and not pool.model.windows:
             held_s = answers * _least_step_s(pool)
             needed = max(needed, share * rate * held_s * (prompt + answers / 2) / pool.memory.kv_tokens)
-    return Bound(max(1, ceil(SLACK * needed)))
+    least = max(1, ceil(SLACK * needed))
+    return Bound(least, max(least, _guess(setup, requirements, rate)))
+
+
+def _guess(setup: Setup, requirements: Iterable[Requirement], rate: float) -> int:
+    """How many it may take: replicas that read prompts in large chunks, and otherwise decode as many sequences at once
+    as their memory and the requirements on tokens allow. Only says in which order to try."""
+    trace, needed = setup.requests.trace, 1.0
+    tpot_s = min((r.limit for r in requirements if r.metric == "tpot"), default=float("inf"))
+    prompt, output = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
+    for pool in setup.pools:
+        chunk = min(pool.engine.max_num_batched_tokens, 2048)
+        reads_s = prompt * _bottleneck_s(pool, [(chunk, 0)], 0, 0) / chunk if pool.role != "decode" else 0.0
+        context = prompt + output / 2
+        batch = max(1, min(pool.engine.max_num_seqs, int(pool.memory.kv_tokens / context)))
+        while batch > 1 and _step_s(pool, [], batch, int(batch * context)) > 0.7 * tpot_s:
+            batch = batch * 3 // 4
+        answers_s = output * _bottleneck_s(pool, [], batch, int(batch * context)) / batch
+        work_s = reads_s + (answers_s if pool.role != "prefill" else 0.0)
+        needed = max(needed, rate * work_s / pool.replicas / LOAD)
+    return ceil(needed)
+
+
+def _bottleneck_s(pool: PoolSetup, chunks: list[tuple[int, int]], decodes: int, kv_tokens: int) -> float:
+    """Seconds between two steps like that: of the slowest stage of a pipeline."""
+    if pool.pipeline is None or isinstance(pool.pipeline, InSeries):
+        return _step_s(pool, chunks, decodes, kv_tokens)
+    return max(busy_s for busy_s, _ in pool.pipeline.stages_s(chunks, decodes, kv_tokens))
 
 
 def _quantile(tokens: np.ndarray, stat: float | str) -> int:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from servecast.errors import ServecastError
 from servecast.planning.candidates import Candidate
 from servecast.planning.examine import Case, Trial, judged, setup_of, trial_of
 from servecast.planning.load import fresh, generated, scaled
 from servecast.planning.slo import Requirement
 
 if TYPE_CHECKING:
-    from servecast.setup import Setup
+    pass
 
 TAIL = 200
 """Requests that should lie beyond a percentile for it to be told apart from noise (20,000 for p99)."""
@@ -69,12 +68,9 @@ def verify(case: Case, candidate: Candidate, replicas: int, seed: int) -> Trial:
     return trial_of(setup, case.requirements, replicas)
 
 
-def under(case: Case, candidate: Candidate, replicas: int, what: str, factor: float) -> Trial | None:
-    """One run under a changed load; None where that cannot change."""
-    try:
-        setup = scaled(setup_of(case.base, candidate, replicas), **{what: factor})
-    except ServecastError:
-        return None
+def under(case: Case, candidate: Candidate, replicas: int, what: str, factor: float) -> Trial:
+    """One run under a changed load."""
+    setup = scaled(setup_of(case.base, candidate, replicas), **{what: factor})
     return trial_of(setup, case.requirements, replicas)
 
 
@@ -82,12 +78,10 @@ def headroom(case: Case, candidate: Candidate, replicas: int) -> tuple[float | N
     """The largest factor on the traffic that meets everything, and what fails beyond it."""
     from servecast.planning.examine import why_not
 
-    low, high, said = 1.0, None, ""
+    low, high, said = 1.0, 0.0, ""
     at = 1.15
-    while high is None:
+    while not high:
         trial = under(case, candidate, replicas, "rate", at)
-        if trial is None:
-            return None, ""
         if trial.meets(case.requirements):
             low, at = at, at * 1.3
             if low >= MOST_TRAFFIC:
@@ -97,7 +91,6 @@ def headroom(case: Case, candidate: Candidate, replicas: int) -> tuple[float | N
     while high - low > FINEST * low:
         middle = (low + high) / 2
         trial = under(case, candidate, replicas, "rate", middle)
-        assert trial is not None
         if trial.meets(case.requirements):
             low = middle
         else:
@@ -135,11 +128,10 @@ def evidence(
     }
     shifts = []
     for done, ((what, factor), future) in enumerate(changed.items(), 1):
-        if (trial := future.result()) is not None:
-            shifts.append(Shift(what, factor, trial))
+        shifts.append(Shift(what, factor, future.result()))
         told("weighed", done, len(changed) + 2)
-    factor, breaks = more.result()
+    most, breaks = more.result()
     told("weighed", len(changed) + 1, len(changed) + 2)
     found = errors.result()
     told("weighed", len(changed) + 2, len(changed) + 2)
-    return Evidence(verified, enough(case.requirements), factor, breaks, tuple(shifts), tuple(found))
+    return Evidence(verified, enough(case.requirements), most, breaks, tuple(shifts), tuple(found))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from servecast.errors import ServecastError
 from servecast.planning.bounds import bound
 from servecast.planning.candidates import Candidate
+from servecast.planning.load import first
 from servecast.planning.slo import Requirement
 from servecast.sweeping.runs import Base
 
@@ -42,6 +43,8 @@ class Trial:
     values: tuple[float | None, ...]
     keeps_up: bool
     why: str = ""
+    growth: float = 1.3
+    """By how much more there should be, if it is not enough: little where it was close."""
 
     def meets(self, requirements: tuple[Requirement, ...]) -> bool:
         """Whether all that is required is met."""
@@ -61,6 +64,7 @@ class Outcome:
     status: str
     replicas: int = 0
     least: int = 1
+    guess: int = 1
     trials: tuple[Trial, ...] = ()
     why: str = ""
     key: str = ""
@@ -75,6 +79,10 @@ class Outcome:
     def trial(self) -> Trial | None:
         """The simulation with as many replicas as it has; where it fails, the last one."""
         return next((t for t in self.trials if t.replicas == self.replicas), self.trials[-1] if self.trials else None)
+
+
+SCREEN = 5
+"""The share of the requests, as its reciprocal, that are simulated first."""
 
 
 @lru_cache(maxsize=32)
@@ -113,13 +121,36 @@ def trial_of(setup: Setup, requirements: tuple[Requirement, ...], replicas: int)
     return judged(simulate(setup), requirements, replicas)
 
 
+def screened(setup: Setup, requirements: tuple[Requirement, ...], replicas: int) -> Trial | None:
+    """What the first requests show already: where more of them miss a requirement than may in the whole run, it fails,
+    whatever comes later. None where they do not."""
+    from servecast.run import simulate
+
+    total = len(setup.requests.trace)
+    beginning = first(setup, total // SCREEN)
+    if beginning is None:
+        return None
+    result = simulate(beginning)
+    for requirement in requirements:
+        missed, allowed = requirement.missed(result), requirement.tail * total
+        if missed > allowed + 1:
+            values = tuple(r.value(result) for r in requirements)
+            count = len(beginning.requests.trace)
+            why = f"{requirement}: missed by {missed} of the first {count} requests, where {allowed:.0f} of {total} may"
+            return Trial(replicas, values, False, why, 1.5 if missed < 0.5 * count else 2.0)
+    return None
+
+
 def judged(result: Result, requirements: tuple[Requirement, ...], replicas: int) -> Trial:
     """What a result says of the requirements."""
     summary = result.summary()
     values = tuple(requirement.value(result) for requirement in requirements)
     lost = summary["submitted"] - summary["completed"] - summary["cancelled"]
     if summary["saturated"]:
-        return Trial(replicas, values, False, "work piles up: " + str(summary["saturation_note"]))
+        behind = summary["duration"] / max(float(result.column("arrival_s").max()), 1e-9)
+        return Trial(
+            replicas, values, False, f"work piles up: {summary['saturation_note']}", min(max(behind, 1.2), 3.0)
+        )
     if lost and all(requirement.metric != "goodput" for requirement in requirements):
         reasons = ", ".join(f"{count} {reason}" for reason, count in summary["rejected_reasons"].items())
         return Trial(replicas, values, False, f"{lost} of {summary['submitted']} requests are not served ({reasons})")
@@ -134,11 +165,14 @@ def look(case: Case, candidate: Candidate) -> Outcome:
         return Outcome(candidate, INVALID, why="; ".join(error.problems))
     limits = bound(setup, case.requirements)
     key = repr([(pool.gpu.id, pool.layout, sorted(pool.engine.options.items(), key=str)) for pool in setup.pools])
-    return Outcome(candidate, BOUND if limits.why else "", least=limits.replicas, why=limits.why, key=key)
+    return Outcome(
+        candidate, BOUND if limits.why else "", least=limits.replicas, guess=limits.guess, why=limits.why, key=key
+    )
 
 
-def examine(case: Case, candidate: Candidate, least: int, below: int | None) -> Outcome:
-    """The fewest replicas that meet the requirements, from `least` up to `below` (fewer than that, if given)."""
+def examine(case: Case, candidate: Candidate, least: int, guess: int, below: int | None) -> Outcome:
+    """The fewest replicas that meet the requirements, from `least` up to `below` (fewer than that, if given); begins
+    with the `guess`."""
     most = max(1, case.most // candidate.gpus)
     if below is not None:
         most = min(most, below - 1)
@@ -148,25 +182,29 @@ def examine(case: Case, candidate: Candidate, least: int, below: int | None) -> 
 
     def good(replicas: int) -> bool:
         if replicas not in trials:
-            trials[replicas] = trial_of(setup_of(case.base, candidate, replicas), case.requirements, replicas)
+            setup = setup_of(case.base, candidate, replicas)
+            trials[replicas] = screened(setup, case.requirements, replicas) or trial_of(
+                setup, case.requirements, replicas
+            )
         return trials[replicas].meets(case.requirements)
 
     low, high = least - 1, None  # `low` replicas are known, or bound, to be too few
-    at = most if below is not None else least
+    at = most if below is not None else min(most, guess)
     while high is None:
         if good(at):
             high = at
         else:
             if at >= most or _stuck(trials, low, at, case.requirements):
                 break
-            low, at = at, min(most, ceil(at * _growth(trials[at])))
+            low, at = at, min(most, max(at + 1, ceil(at * trials[at].growth)))
     while high is not None and high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if good(middle) else (middle, high)
     kept = tuple(trials[n] for n in sorted(trials))
     if high is None:
-        return Outcome(candidate, FAILS, most, least, kept, why_not(trials[max(trials)], case.requirements))
-    return Outcome(candidate, MEETS, high, least, kept)
+        why = why_not(trials[max(trials)], case.requirements)
+        return Outcome(candidate, FAILS, max(trials), least, guess, kept, why)
+    return Outcome(candidate, MEETS, high, least, guess, kept)
 
 
 def _stuck(trials: Mapping[int, Trial], before: int, now: int, requirements: tuple[Requirement, ...]) -> bool:
@@ -178,11 +216,6 @@ def _stuck(trials: Mapping[int, Trial], before: int, now: int, requirements: tup
     if worse is None or now_worst is None or worse[0] != now_worst[0]:
         return False
     return now_worst[0].excess(now_worst[1]) > 0.98 * worse[0].excess(worse[1])
-
-
-def _growth(trial: Trial) -> float:
-    """By how much to go up: little where it was close."""
-    return 2.0 if not trial.keeps_up else 1.5
 
 
 def why_not(trial: Trial, requirements: tuple[Requirement, ...]) -> str:

@@ -5,42 +5,40 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from servecast.errors import ServecastError
 from servecast.requests import Requests, requests_of
+from workloads.transform import scale_lengths
 
 if TYPE_CHECKING:
     from servecast.scenario import Scenario
     from servecast.setup import Setup
 
 
-def scaled(setup: Setup, rate: float = 1.0, prompt: float = 1.0, output: float = 1.0) -> Setup:
-    """The setup with so many times the traffic, and prompts and answers so many times as long.
+MOST_NOISE = 50
+"""Requests of which fewer show nothing."""
 
-    Requests come so many times as fast; of a closed loop there are so many times the clients (rounded). What lengths
-    become is rounded, and at least one token. Raises ServecastError where prompts share content, whose lengths belong
-    to it.
-    """
+
+def scaled(setup: Setup, rate: float = 1.0, prompt: float = 1.0, output: float = 1.0) -> Setup:
+    """The setup with so many times the traffic, and prompts and answers so many times as long: requests come so many
+    times as fast; of a closed loop there are so many times the clients (rounded)."""
     requests = setup.requests
     trace = requests.trace
-    if rate != 1.0:
-        if requests.concurrency is not None:
-            requests = replace(requests, concurrency=max(1, round(requests.concurrency * rate)))
-        else:
-            trace = replace(trace, arrival_s=trace.arrival_s / rate)
-    if prompt != 1.0 and trace.prefix is not None:
-        raise ServecastError("plan: prompts share content here, so their lengths cannot change alone")
-    if prompt != 1.0:
-        trace = replace(trace, prompt_tokens=_times(trace.prompt_tokens, prompt))
-    if output != 1.0:
-        longer = _times(trace.output_tokens, output)
-        trace = replace(trace, output_tokens=longer, max_tokens=np.maximum(longer, _times(trace.max_tokens, output)))
+    if rate != 1.0 and requests.concurrency is not None:
+        requests = replace(requests, concurrency=max(1, round(requests.concurrency * rate)))
+    elif rate != 1.0:
+        trace = trace.scale_rate(rate)
+    if prompt != 1.0 or output != 1.0:
+        trace = scale_lengths(trace, prompt, output)
     return replace(setup, requests=replace(requests, trace=trace))
 
 
-def _times(tokens: np.ndarray, factor: float) -> np.ndarray:
-    return np.maximum(1, np.rint(tokens * factor)).astype(np.int64)
+def first(setup: Setup, count: int) -> Setup | None:
+    """The setup with its first so many requests; None where they hang together otherwise (sessions, closed loops)."""
+    requests = setup.requests
+    if requests.concurrency is not None or requests.follow or count < MOST_NOISE or len(setup.models) > 1:
+        return None
+    trace = requests.trace.head(count)
+    priority = None if requests.priority is None else requests.priority[:count]
+    return replace(setup, requests=replace(requests, trace=trace, priority=priority))
 
 
 def rate_of(requests: Requests) -> float | None:

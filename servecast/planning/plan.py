@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from servecast.errors import ServecastError, one_of
 from servecast.planning.candidates import SIZES, Candidate, candidates, limits_of
-from servecast.planning.evidence import Evidence, enough, evidence, verify
-from servecast.planning.examine import FAILS, MEETS, Case, Outcome, Trial, setup_of, why_not
+from servecast.planning.evidence import Evidence, evidence, verify
+from servecast.planning.examine import FAILS, MEETS, Case, Outcome, Trial, setup_of
 from servecast.planning.load import generated, rate_of
 from servecast.planning.search import Search, search, workers
 from servecast.planning.slo import Requirement, parse_requirements
@@ -124,7 +124,9 @@ def plan(
         if winner is not None:
             others = [c for c in every if c.hardware != winner.candidate.hardware]
             known = ranked(o for o in searched.outcomes if o.candidate.hardware != winner.candidate.hardware)
-            limit = prices[known[0].candidate.gpu] * (known[0].gpus + spare * known[0].candidate.gpus) if known else None
+            limit = (
+                prices[known[0].candidate.gpu] * (known[0].gpus + spare * known[0].candidate.gpus) if known else None
+            )
             second = search(case, others, prices, pool, jobs, budget=limit or budget, spare=spare, told=told)
             runner_up = next(iter(ranked([*second.outcomes, *known])), None)
             found = evidence(case, winner.candidate, replicas, pool, tuple(verified), draws, told)
@@ -179,5 +181,3 @@ def _closest(searched: Search, requirements: tuple[Requirement, ...]) -> Outcome
 
     failing = [outcome for outcome in searched.outcomes if outcome.status == FAILS and outcome.trials]
     return min(failing, key=miss, default=None)
-
-

@@ -1,4 +1,4 @@
-"""Branch and bound over candidates: the one that may be cheapest is simulated first, and whoever cannot be cheaper than
+"""Branch and bound over candidates: the one that seems cheapest is simulated first, and whoever cannot be cheaper than
 what is known to do is not simulated at all."""
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def search(
     def price(candidate: Candidate, replicas: int) -> float:
         return prices[candidate.gpu] * candidate.gpus * (replicas + spare)
 
-    todo.sort(key=lambda o: (price(o.candidate, o.least), o.candidate.gpus, str(o.candidate)))
+    todo.sort(key=lambda o: (price(o.candidate, o.guess), o.candidate.gpus, str(o.candidate)))
     best = float("inf") if budget is None else budget * (1 + 1e-9)
     running: dict[Future[Outcome], Outcome] = {}
     waiting, done, total = iter(todo), 0, len(todo)
@@ -99,7 +99,7 @@ def search(
     while True:
         while len(running) < jobs and (head := next(waiting, None)) is not None:
             limit = below(head.candidate)
-            running[pool.submit(examine, case, head.candidate, head.least, limit)] = head
+            running[pool.submit(examine, case, head.candidate, head.least, head.guess, limit)] = head
         if not running:
             return found
         for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -38,6 +38,8 @@ class Requirement:
     @property
     def tail(self) -> float:
         """The share of requests beyond the percentile; 1 where it is none."""
+        if self.metric == "goodput":
+            return 1 - self.limit
         return 1 - self.stat / 100 if isinstance(self.stat, float) else 1.0
 
     def value(self, result: Result) -> float | None:
@@ -60,6 +62,16 @@ class Requirement:
         if not len(values):
             return None
         return float(np.percentile(values, self.stat) if isinstance(self.stat, float) else values.mean())
+
+    def missed(self, result: Result) -> int:
+        """How many requests are beyond the limit of a percentile, or miss their SLO; 0 of other figures."""
+        if self.metric == "goodput":
+            share, summary = self.value(result), result.summary()
+            over = summary["classes"][self.group]["submitted"] if self.group else summary["submitted"]
+            return 0 if share is None else round((1 - share) * over)
+        if not isinstance(self.stat, float) or self.metric == "itl" or self.group:
+            return 0
+        return int((result.column(COLUMNS[self.metric], finished=True) > self.limit).sum())
 
     def met(self, value: float | None) -> bool:
         """Whether a figure is within the limit; where nobody has one (all answers are one token long, say) it is."""
