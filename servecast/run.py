@@ -85,7 +85,7 @@ def _facts(pool: PoolSetup) -> PoolFacts:
     return PoolFacts(
         name=pool.name,
         replicas=pool.engines,
-        gpus=pool.layout.tp * pool.layout.pp,
+        gpus=pool.layout.gpus // pool.layout.dp,
         fixed_memory_bytes=memory.weight_bytes + memory.activation_bytes + memory.cuda_graph_bytes
         + memory.communication_bytes + memory.non_torch_bytes,
         kv_blocks=memory.usable_blocks,
@@ -169,7 +169,7 @@ def _pool(setup: Setup, pool: PoolSetup) -> Pool:
         scheduler=pool.scheduler,
         cost=pool.step_cost,
         num_blocks=pool.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
-        block_size=engine.block_size,
+        block_size=pool.memory.block_size,
         max_model_len=engine.max_model_len,
         asynchronous=engine.pipeline == "staggered" if stages else engine.async_scheduling,
         front_end=engine.front_end,
