@@ -140,7 +140,7 @@ def fusion_saves(
 
 def with_keys(beside: Sequence[Operator], prices: Chunks, layout: Parallelism, each: Prices) -> ChunkPrices:
     """The chunks' prices of one layer with what makes keys and values of their own and of their cached tokens, and what
-    brings the latents of these from other ranks (its latency spread over MANY_KEYS)."""
+    brings the latents of these from other ranks (its latency spread over twice MANY_KEYS)."""
     import numpy as np
 
     from calibrate.kernels.chunks import ChunkPrices
@@ -153,10 +153,9 @@ def with_keys(beside: Sequence[Operator], prices: Chunks, layout: Parallelism, e
         return total
 
     few, many = seconds(np.array([MANY_KEYS, 2.0 * MANY_KEYS]))
-    brought = sum(
-        float(operator_s(op, np.array([MANY_KEYS]), layout, each)[0]) for op in beside if op.rows == "chunk_context"
-    )
-    return prices.plus(seconds, (float(many - few) + brought) / MANY_KEYS)
+    context = np.array([2.0 * MANY_KEYS])
+    brought = sum(float(operator_s(op, context, layout, each)[0]) for op in beside if op.rows == "chunk_context")
+    return prices.plus(seconds, float(many - few) / MANY_KEYS + brought / context[0])
 
 
 def kernels_s(

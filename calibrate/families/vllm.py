@@ -48,7 +48,7 @@ def resolve(
     default("disable_hybrid_kv_cache_manager", False)
     default("fi_allreduce_fusion_max_size_mb", None)
     has_halves = "dbo" in preset
-    default("enable_dbo", False)
+    default("enable_dbo", False if has_halves else None)
     default("dbo_decode_token_threshold", DBO_DECODE_TOKENS if has_halves else None)
     default("dbo_prefill_token_threshold", DBO_PREFILL_TOKENS if has_halves else None)
     default("fuse_allreduce_rms", preset["fuse_allreduce"] and gpu.architecture in preset["fused_mib"])
