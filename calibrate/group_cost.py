@@ -99,7 +99,7 @@ class GroupCost:
         edge of so many straight lines. Of a model with windows, those of `window_lines` of `own` come to it.
         """
         own, most = self.own, max(1, *(decodes for decodes, _ in decoding))
-        if split := self._split([RankStep((), decodes, kv_tokens) for decodes, kv_tokens in decoding]):
+        if self.halves and (split := self._split([RankStep((), n, kv_tokens) for n, kv_tokens in decoding])):
             least = min(decodes for decodes, _ in decoding)
             return [self._line_of_halves(decodes, kv_tokens, split, least) for decodes, kv_tokens in decoding]
         if most <= self.decode_graph:

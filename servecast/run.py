@@ -211,7 +211,7 @@ def _cache(setup: Setup, pool: PoolSetup, tables: Tables) -> Callable[[int, int]
     if not engine.enable_prefix_caching:
         return partial(WindowCache, tables=tables) if slides else pool.scheduler.cache
     tree = pool.scheduler.prefix_tree
-    size = 1 if tree else engine.block_size  # a tree looks at pages, but its queue at tokens
+    size = 1 if tree else pool.memory.block_size  # a tree looks at pages, but its queue at tokens
     known = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, size).path
     paths = known if trace.samples is None else shared_prompts(known, trace.prompt_tokens, trace.samples, size)
     if tree:

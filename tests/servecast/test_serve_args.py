@@ -160,6 +160,23 @@ def test_experts_over_several_engines():
     assert again.cluster.pools[0].dp == 2, "--set comes after the line"
 
 
+def test_ranks_that_share_tokens_and_halves_that_overlap():
+    line = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 -dcp 8 --prefill-context-parallel-size 1 --enable-expert-parallel"
+    quick = ["cluster.gpu=h200-sxm", "engine.max_model_len=32768"]
+    setup = set_up(load_scenario(QUICKSTART, quick, line))
+    assert (setup.pool.layout.tp, setup.pool.layout.dcp, setup.pool.layout.pcp) == (8, 8, 1)
+    assert "deepseek-v3, tp 8, ep, dcp 8, pcp 1, vllm-0.19" in setup.scenario.notes[0]
+    line = "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 -ep --all2all-backend deepep_low_latency --enable-dbo"
+    setup = set_up(load_scenario(QUICKSTART, quick, f"{line} --dbo-decode-token-threshold 64"))
+    assert setup.pool.layout.all2all_backend == "deepep_low_latency"
+    assert (setup.pool.engine.overlap.decode_tokens, setup.pool.engine.overlap.prefill_tokens) == (64, 512)
+    near = ["cluster.experts.all2all=deepep_high_throughput"]
+    again = load_scenario(QUICKSTART, [*quick, *near], line)
+    assert again.cluster.pools[0].experts.all2all == "deepep_high_throughput", "--set comes after the line"
+    with pytest.raises(ServecastError, match=r"experts\.all2all.*'naive'"):
+        load_scenario(QUICKSTART, quick, line.replace("deepep_low_latency", "naive"))
+
+
 def test_everything_wrong_at_once():
     found = said(
         'VLLM_USE_V1=0 vllm serve nobody/llama-3.1-9b --max-nm-seqs 64 --speculative-config \'{"method": "ngram"}\' '
