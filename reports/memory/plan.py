@@ -167,7 +167,7 @@ def notes(planned: Planned) -> list[str]:
     """What to know of the numbers."""
     said = [f"Not simulated yet, only planned: {reason}." for reason in planned.unsimulated]
     if planned.layout.pp > 1:
-        said.append("Pipelines cannot be simulated yet; of a pipeline the stage with the fewest blocks is shown.")
+        said.append("Of a pipeline the stage with the fewest blocks is shown.")
     said += planned.engine.notes
     said.append(
         "Overheads are formulas checked against published start-up logs (docs/memory.md), good to a few percent of the "
