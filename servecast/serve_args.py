@@ -236,7 +236,7 @@ def put_into(data: dict[str, Any], line: ServeLine) -> tuple[dict[str, Any], lis
     pools = isinstance(cluster, dict) and isinstance(cluster.get("pools"), list)
     pool = cluster["pools"][0] if pools and isinstance(cluster, dict) else cluster
     layout = {"tp": line.keys.get("cluster.tp", 1)}
-    defaults = {"dp": 1, "ep": False, "dcp": 1, "pcp": 1, "experts.all2all": "allgather_reducescatter"}
+    defaults = {"pp": 1, "dp": 1, "ep": False, "dcp": 1, "pcp": 1, "experts.all2all": "allgather_reducescatter"}
     for name, default in defaults.items():
         if f"cluster.{name}" in line.keys or _written(pool, name.split(".")):
             layout[name] = line.keys.get(f"cluster.{name}", default)

@@ -148,7 +148,8 @@ def test_another_engine_comes_in_its_newest_version():
 def test_a_pool_that_is_written_out_gets_its_tp(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text(QUICKSTART.read_text().replace("{gpu: h100-sxm}", "{pools: [{gpu: h100-sxm, tp: 4}]}"))
-    assert load_scenario(file, (), f"{QWEN} -tp 2").cluster.pools[0].tp == 2
+    pool = load_scenario(file, (), f"{QWEN} -tp 2 -pp 2").cluster.pools[0]
+    assert (pool.tp, pool.pp) == (2, 2)
 
 
 def test_experts_over_several_engines():
