@@ -66,7 +66,7 @@ def _workspace_bytes(model: ModelSpec, layout: Parallelism, tokens: int) -> int:
     (`workspace_shapes` of vLLM's fused experts)."""
     if not (experts := model.experts):
         return 0
-    inner = experts.inter // (1 if layout.ep else layout.tp * layout.dp)
+    inner = experts.inter // layout.expert_tp
     return experts.topk * (max(inner, model.hidden) + max(2 * inner, model.hidden)) * tokens * model.dtype_bytes
 
 

@@ -17,14 +17,14 @@ from calibrate.layout import Parallelism, check_nodes
 from calibrate.model import ModelSpec
 from calibrate.operator_spec import Operator
 from calibrate.operators import attention_groups, attention_operators, step_operators
-from calibrate.reads import Line, Reads, reads_of, riding
+from calibrate.reads import Line, Reads, of_fullest, of_parts, reads_of, riding
 from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from calibrate.kernels.chunks import ChunkPrices, LocalChunks
+    from calibrate.kernels.chunks import Chunks
     from calibrate.prices import Prices
 
     Floats = NDArray[np.float64]
@@ -93,7 +93,7 @@ class CompiledCost:
     decode: Lines
     joint: list[tuple[float, float]]
     joint_read: tuple[float, float, float]
-    prefill: tuple[tuple[int, ChunkPrices | LocalChunks], ...]
+    prefill: tuple[tuple[int, Chunks], ...]
     provenance: Mapping[str, object]
     windows: tuple[Reads, ...] = ()
     swap_block_s: float = 0.0
@@ -154,11 +154,12 @@ class CompiledCost:
         """See `StepCost`."""
         return [reads.line(decodes, tokens) for reads, tokens in zip(self.windows, seen, strict=True)]
 
-    def slowed(self, factor: float) -> CompiledCost:
-        """This cost with kernels of long steps `factor` times as long (see `EngineSpec.long_step_factor`)."""
+    def slowed(self, factor: float, ranks: int = 1) -> CompiledCost:
+        """This cost with kernels of long steps `factor` times as long (see `EngineSpec.long_step_factor`), where so
+        many ranks share the tokens of a step."""
         if factor == 1.0:
             return self
-        longer = [longer_by(factor, tokens) * s for tokens, s in enumerate(self.tokens_s)]
+        longer = [longer_by(factor, tokens / ranks) * s for tokens, s in enumerate(self.tokens_s)]
         prefill = tuple((layers, chunks.times(factor)) for layers, chunks in self.prefill)
         return replace(self, tokens_s=longer, prefill=prefill)
 
@@ -185,7 +186,7 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
     """The same of one data parallel rank, without what the ranks do together."""
     import numpy as np  # here, so that importing the catalogue stays cheap
 
-    from calibrate.kernels.chunks import LocalChunks
+    from calibrate.kernels.chunks import DealtChunks, LocalChunks
 
     if model.dtype == "fp32":
         raise ServecastError(
@@ -194,14 +195,20 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
         )
     if problems := check_nodes(layout, prices.gpu):
         raise ServecastError(*problems)
-    every = np.arange(engine.max_num_batched_tokens + 1)
+    every = local_tokens(layout, np.arange(engine.max_num_batched_tokens + 1))
     mixed, decoding = (padded_tokens(engine, every, chunks).astype(np.float64) for chunks in (True, False))
-    rows = {"tokens": mixed, "samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64)}
+    rows = {"samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64)}
     ways = [layout.all2all(decoding=False), layout.all2all(decoding=True)]
     operators = [step_operators(model, way, stage) for way in ways]
-    times = decode_times = lookups(operators[0], ways[0], engine, prices, rows)
+
+    def seconds(way: int, tokens: Floats) -> dict[str, Floats]:
+        shared = {"group": layout.pcp * tokens} if layout.pcp > 1 else {}
+        found = lookups(operators[way], ways[way], engine, prices, {**rows, "tokens": tokens, **shared})
+        return found | ({"tokens": found["tokens"] + found["group"]} if shared else {})
+
+    times = decode_times = seconds(0, mixed)
     if not np.array_equal(mixed, decoding) or ways[0] != ways[1]:
-        decode_times = lookups(operators[1], ways[1], engine, prices, rows | {"tokens": decoding})
+        decode_times = seconds(1, decoding)
     host, samples = engine.host, rows["samples"]
     if engine.async_scheduling:
         after = np.full_like(samples, host.bubble_s)
@@ -218,11 +225,11 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
         table[0] = 0.0  # a step without work costs nothing
     groups = attention_groups(model, layout, stage)
     max_q = min(engine.max_num_batched_tokens, engine.max_model_len)
-    prefill: list[tuple[int, ChunkPrices | LocalChunks]] = []
+    prefill: list[tuple[int, Chunks]] = []
     for g in groups:
         chunks = prices.prefill(head_shapes(g)[0], max_q, min(engine.max_num_seqs, MANY_CHUNKS))
         prefill.append((g.layers, LocalChunks(chunks, g.window) if g.chunked else chunks))
-    lines = [(g.layers, prices.decode(head_shapes(g)[1], engine.max_num_seqs).lines) for g in groups]
+    lines = [(g.layers, of_parts(prices.decode(head_shapes(g)[1], engine.max_num_seqs).lines, g.dcp)) for g in groups]
     riders = riding(groups, prefill, prices.gpu)
     whole = sum(not g.window for g in groups)  # they come first
     full = reads_of(lines[:whole], riders[:whole], engine.max_num_seqs)
@@ -234,6 +241,9 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
         more: Floats = np.sum(of_decodes, axis=0)
         decode = [[(upto, a + x, b) for upto, a, b in row] for row, x in zip(decode, more.tolist(), strict=True)]
     decode[0] = [(np.inf, 0.0, 0.0)]
+    if layout.pcp > 1:
+        decode = of_fullest(decode, layout.pcp)
+        prefill = [(layers, DealtChunks(each, layout.pcp)) for layers, each in prefill]
     base = decode_times["tokens"][: engine.max_num_seqs + 1] + decode_times["samples"] + after
     decode_floor = floor + decode_launch[: engine.max_num_seqs + 1]
     cost = CompiledCost(
@@ -252,7 +262,12 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
         provenance=_provenance(model, layout, engine, prices),
         windows=tuple(windows),
     )
-    return cost.slowed(engine.long_step_factor)
+    return cost.slowed(engine.long_step_factor, layout.pcp)
+
+
+def local_tokens(layout: Parallelism, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of so many tokens of a step those of the prefill context parallel rank that has the most."""
+    return -(-tokens // layout.pcp)
 
 
 def _on_cores(engine: EngineSpec, tokens: Floats) -> NDArray[np.bool_]:

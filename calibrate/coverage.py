@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.cost import CompiledCost, padded_tokens
+from calibrate.cost import CompiledCost, local_tokens, padded_tokens
 from calibrate.engine import EngineSpec
 from calibrate.kernel_times import buffer_bytes, experts_point, head_shapes, operator_s
 from calibrate.layout import Parallelism
@@ -39,10 +39,10 @@ def outside_shares(
     """
     layout, tokens = layout.all2all(decoding=True), np.arange(engine.max_num_batched_tokens + 1)
     rows = {
-        "tokens": padded_tokens(engine, tokens).astype(np.float64),
+        "tokens": padded_tokens(engine, local_tokens(layout, tokens)).astype(np.float64),
         "samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64),
     }
-    rows["group"] = layout.dp * rows["tokens"]
+    rows["group"] = layout.dp * layout.pcp * rows["tokens"]
     outside: dict[str, dict[str, Floats]] = {name: {} for name in rows}
     for op in step_operators(model, layout, stage):
         n = rows[op.rows]
@@ -103,7 +103,7 @@ def _attention(
     for g in groups:
         of_chunks, decoding = head_shapes(g)
         for family, seconds, shape, point in (
-            ("decode_attention", decode_s, decoding, (n, kv_tokens / n)),
+            ("decode_attention", decode_s, decoding, (n, kv_tokens / n / g.dcp)),
             ("prefill_attention", prefill_s, of_chunks, (chunks, mean_q)),
         ):
             sizes = (shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim, shape.window)

@@ -18,7 +18,8 @@ from calibrate.model import ModelSpec
 from calibrate.options import Chosen, family, family_of, find_preset, flat, preset_names, refusals
 from servecast.errors import ServecastError
 
-__all__ = ["EngineSpec", "FrontEndTime", "Graphs", "HostTime", "check_options", "preset_names", "resolve_engine"]
+__all__ = ["EngineSpec", "FrontEndTime", "Graphs", "HostTime", "Overlap", "check_options", "preset_names",
+           "resolve_engine"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,18 @@ class Graphs:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlap:
+    """Steps of `decode_tokens` tokens and more, where all ranks only decode, or of `prefill_tokens` are computed as two
+    halves, of which one computes while the other's tokens are on their way to experts or back. `waits_for_all` and
+    `by_least`: `dbo` in `catalog/engine-vllm.yaml`."""
+
+    decode_tokens: int
+    prefill_tokens: int
+    waits_for_all: bool
+    by_least: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything about the engine that matters here, resolved.
 
@@ -83,6 +96,7 @@ class EngineSpec:
     `pipeline`: how batches follow each other through pipeline stages, as `sim.pipeline` says: "in_turn", "staggered",
     or "serial", one batch at a time; empty where that is not modelled. `fills_queue`: of that.
     `ubatch_tokens`: a step of more tokens is computed in pieces of so many, one after the other (llama.cpp).
+    `overlap`: long steps of data parallel ranks are computed as two halves that overlap.
     """
 
     preset: str
@@ -123,6 +137,7 @@ class EngineSpec:
     pipeline: Literal["", "in_turn", "staggered", "serial"] = ""
     fills_queue: bool = False
     ubatch_tokens: int | None = None
+    overlap: Overlap | None = None
 
     def name_of(self, field: str) -> str:
         """What this engine calls one of the fields here."""
@@ -147,6 +162,7 @@ def resolve_engine(
         chosen.default(key, value)
     fields = RESOLVE[kind](chosen, layout or Parallelism(1), gpu, model, preset)
     fields["graphs"] = Graphs(**fields["graphs"])
+    fields["overlap"] = Overlap(**halves) if (halves := fields.get("overlap")) else None
     return EngineSpec(
         preset=name,
         engine=kind,

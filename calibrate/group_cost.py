@@ -16,6 +16,8 @@ from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
 from calibrate.operators import step_operators
+from calibrate.overlap import Attention, Halves, cut
+from calibrate.overlap_parts import halves_of
 from calibrate.prices import Prices
 from calibrate.reads import Line
 from servecast.errors import ServecastError
@@ -42,7 +44,8 @@ class GroupCost:
 
     `shared_s` and `decode_shared_s` are that, by the tokens of all ranks, in steps with prompt chunks on any rank and
     in others; `padded` and `decode_padded` are the tokens that a rank computes for so many, which all ranks are padded
-    to where all are at most `graph` and `decode_graph`: there the step runs as a captured graph.
+    to where all are at most `graph` and `decode_graph`: there the step runs as a captured graph. `halves`: what steps
+    take that are computed as two halves, where there are any.
     """
 
     own: CompiledCost
@@ -53,6 +56,7 @@ class GroupCost:
     decode_padded: array[int]
     graph: int
     decode_graph: int
+    halves: Halves | None = None
 
     @property
     def provenance(self) -> Mapping[str, object]:
@@ -62,7 +66,10 @@ class GroupCost:
     def step_s(self, steps: Sequence[RankStep]) -> float:
         """Seconds of a step in which the ranks compute these (one each, at least one of which has work)."""
         own, slowest = self.own, 0.0
-        if not any(step.chunks for step in steps):
+        prompts = any(step.chunks for step in steps)
+        if (prompts or any(step.seen for step in steps)) and (most := self._split(steps)):
+            return max(self._in_halves(step, prompts, most, steps) for step in steps)
+        if not prompts:
             lines = self.decode_lines([(step.decodes, step.kv_tokens) for step in steps])
             for step, (a, b, floor, _) in zip(steps, lines, strict=True):
                 seconds = a + b * step.kv_tokens
@@ -92,6 +99,9 @@ class GroupCost:
         edge of so many straight lines. Of a model with windows, those of `window_lines` of `own` come to it.
         """
         own, most = self.own, max(1, *(decodes for decodes, _ in decoding))
+        if self.halves and (split := self._split([RankStep((), n, kv_tokens) for n, kv_tokens in decoding])):
+            least = min(decodes for decodes, _ in decoding)
+            return [self._line_of_halves(decodes, kv_tokens, split, least) for decodes, kv_tokens in decoding]
         if most <= self.decode_graph:
             tokens, shared = [most] * self.ranks, self.decode_shared_s[self.ranks * self.decode_padded[most]]
         else:
@@ -103,6 +113,42 @@ class GroupCost:
             a, b, _, upto = own.decode_line(decodes, kv_tokens)
             found.append((base + a - own.decode_base_s[decodes], b, own.decode_floor_s[n], upto))
         return found
+
+    def _split(self, steps: Sequence[RankStep]) -> int:
+        """The tokens that every rank computes in two halves, 0 where the step is not split."""
+        if self.halves is None:
+            return 0
+        tokens = [step.tokens or 1 for step in steps]
+        prompts = [bool(step.chunks) for step in steps]
+        most = (self.padded if any(prompts) else self.decode_padded)[max(tokens)]
+        return most if self.halves.splits(tokens, prompts, most) else 0
+
+    def _in_halves(self, step: RankStep, prompts: bool, most: int, steps: Sequence[RankStep]) -> float:
+        """Seconds of a rank's step in halves of `most` tokens."""
+        own, halves = self.own, self.halves
+        assert halves is not None
+        each = []
+        for chunks, decodes in cut(step.chunks, step.decodes, most // 2):
+            share = decodes / step.decodes if decodes else 0.0
+            seen = [int(share * tokens) for tokens in step.seen]
+            each.append(own.attention_s(chunks, decodes, int(share * step.kv_tokens), seen))
+        layers, samples = halves.layers + halves.dense, step.decodes + len(step.chunks)
+        seconds = halves.seconds(prompts, most, each[0] / layers, each[1] / layers)
+        floor = own.floor_s[samples] + halves.host_s(prompts, min(step.tokens for step in steps), most)
+        return max(seconds + own.samples_s[samples] + own.after_s[samples], floor)
+
+    def _line_of_halves(self, decodes: int, kv_tokens: int, most: int, least: int) -> Line:
+        """The same of decodes alone, as a line in a rank's KV tokens."""
+        own, halves = self.own, self.halves
+        assert halves is not None
+        layers, each = halves.layers + halves.dense, list[Attention]()
+        for _, n in cut((), decodes, most // 2):
+            share = n / decodes
+            upto, a, b = next(line for line in own.decode[n] if share * kv_tokens <= line[0])
+            each.append((a / layers, b * share / layers, upto / share if n else float("inf")))
+        a, b, _, until = halves.line(most, kv_tokens, each[0], each[1])
+        floor = own.floor_s[decodes] + halves.host_s(False, least, most)
+        return a + own.samples_s[decodes] + own.after_s[decodes], b, floor, until
 
 
 def group_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, stage: int = 0) -> GroupCost:
@@ -140,4 +186,5 @@ def group_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices
         decode_padded=padded[1],
         graph=max(graphs.mixed, default=0) if graphs.padded else 0,
         decode_graph=max(graphs.decode, default=0) if graphs.padded else 0,
+        halves=halves_of(model, layout, engine, prices, padded) if engine.overlap else None,
     )

@@ -6,6 +6,7 @@ It knows kernels, the groups of GPUs between which collectives run and the links
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calibrate.engine import EngineSpec
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from calibrate.kernels.chunks import ChunkPrices, LocalChunks
+    from calibrate.kernels.chunks import ChunkPrices, Chunks
     from calibrate.kernels.heads import HeadShape
     from calibrate.kernels.routing import Skew
     from calibrate.prices import Prices
@@ -38,18 +39,20 @@ def head_shapes(group: AttentionGroup) -> tuple[HeadShape, HeadShape]:
     """The attention kernels of a group of layers: that of prompt chunks, and that of decoding sequences.
 
     Of latent attention these differ: chunks attend to 16-bit keys and values of every head, made from the latents,
-    decoding tokens to the cached latents themselves. Chunked attention runs the kernels of full attention, on each
+    decoding tokens to the cached latents themselves. Ranks that share the tokens of a cache decode with the query heads
+    of them all. Chunked attention runs the kernels of full attention, on each
     chunk of a sequence as if it were one (`make_local_attention_virtual_batches` of vLLM).
     """
     from calibrate.kernels.heads import HeadShape
 
     window = 0 if group.chunked else group.window
+    heads, dtype, size = group.heads, group.kv_dtype, group.head_dim
     if (latent := group.latent) is None:
-        same = HeadShape(group.kv_dtype, group.heads, group.kv_heads, group.head_dim, group.head_dim, window)
-        return same, same
+        same = HeadShape(dtype, heads, group.kv_heads, size, size, window)
+        return same, replace(same, heads=heads * group.dcp)
     return (
-        HeadShape("bf16", group.heads, group.heads, latent.key, latent.value, window),
-        HeadShape(group.kv_dtype, group.heads, 1, latent.cached, latent.kv_rank, window),
+        HeadShape("bf16", heads, heads, latent.key, latent.value, window),
+        HeadShape(dtype, heads * group.dcp, 1, latent.cached, latent.kv_rank, window),
     )
 
 
@@ -135,10 +138,9 @@ def fusion_saves(
     return np.where(size <= limit * 2**20, np.maximum(saved, 0.0), 0.0)
 
 
-def with_keys(
-    beside: Sequence[Operator], prices: ChunkPrices | LocalChunks, layout: Parallelism, each: Prices
-) -> ChunkPrices:
-    """The chunks' prices of one layer with what makes keys and values of their own and of their cached tokens."""
+def with_keys(beside: Sequence[Operator], prices: Chunks, layout: Parallelism, each: Prices) -> ChunkPrices:
+    """The chunks' prices of one layer with what makes keys and values of their own and of their cached tokens, and what
+    brings the latents of these from other ranks (its latency spread over twice MANY_KEYS)."""
     import numpy as np
 
     from calibrate.kernels.chunks import ChunkPrices
@@ -151,7 +153,9 @@ def with_keys(
         return total
 
     few, many = seconds(np.array([MANY_KEYS, 2.0 * MANY_KEYS]))
-    return prices.plus(seconds, float(many - few) / MANY_KEYS)
+    context = np.array([2.0 * MANY_KEYS])
+    brought = sum(float(operator_s(op, context, layout, each)[0]) for op in beside if op.rows == "chunk_context")
+    return prices.plus(seconds, float(many - few) / MANY_KEYS + brought / context[0])
 
 
 def kernels_s(
@@ -180,5 +184,5 @@ def kernels_s(
             priced = with_keys(beside, priced, layout, prices) if beside else priced
             total += g.layers * (LocalChunks(priced, g.window) if g.chunked else priced).together(chunks)
         if decodes:
-            total += g.layers * prices.decode(decoding, decodes).seconds(decodes, g.seen(decodes, kv_tokens))
+            total += g.layers * prices.decode(decoding, decodes).seconds(decodes, g.seen(decodes, kv_tokens) / g.dcp)
     return total

@@ -211,7 +211,7 @@ def _share(engine: EngineSpec, budget: int) -> str:
 
 def _communication_bytes(model: ModelSpec, layout: Parallelism, gpu: Gpu) -> int:
     """Buffers of the GPUs that talk to each other: data parallel groups do only where they share experts."""
-    if layout.tp * layout.pp * (layout.dp if model.experts else 1) == 1:
+    if layout.gpus // (1 if model.experts else layout.dp) == 1:
         return 0
     return PCIE_BYTES if gpu.link.name.startswith("PCIe") else LINK_BYTES
 

@@ -17,9 +17,9 @@ Collective = Literal[
     "dispatch_high_throughput",
     "combine_high_throughput",
 ]
-Rows = Literal["tokens", "samples", "chunk_keys", "decodes", "group"]
-"""The step's tokens; its sampled sequences; new and cached tokens of its prompt chunks; its decoding sequences; the
-tokens of all data parallel ranks that share experts."""
+Rows = Literal["tokens", "samples", "chunk_keys", "chunk_context", "decodes", "group"]
+"""The step's tokens; its sampled sequences; new and cached tokens of its prompt chunks; the cached ones alone; its
+decoding sequences; the tokens of all data parallel or prefill context parallel ranks that share experts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from calibrate.context import latent_sharing, sharing
 from calibrate.layout import Parallelism
 from calibrate.model import DTYPE_BYTES, ModelSpec
 from calibrate.operator_spec import Operator, Rows
@@ -18,7 +19,7 @@ from calibrate.stages import stage_model
 from calibrate.traffic import collectives
 
 FIRST = ("embedding",)
-LAST = ("final_norm", "lm_head", "sampling", "logits_allgather")
+LAST = ("final_norm", "lm_head", "sampling", "logits_allgather", "pcp_hidden")
 """What only the first and the last pipeline stage do."""
 LOGIT_BYTES = 4  # logits are sampled in fp32
 SAMPLING_PASSES = (
@@ -34,7 +35,8 @@ class AttentionGroup:
     query sees, itself included (0: all); when `chunked` it sees those of its own chunk of `window` tokens instead.
     "mla": `kv_heads` is 1 and `head_dim` what a token has in the cache; `latent` has the other sizes. A prompt chunk
     attends with `heads` heads to keys of `latent.key` and values of `latent.value` elements, a decoding token to the
-    cached latents themselves. `kv_dtype` is the cache's ("bf16" for both 16-bit floats, "fp8").
+    cached latents themselves. `kv_dtype` is the cache's ("bf16" for both 16-bit floats, "fp8"). `dcp` ranks share the
+    tokens of the cache: a decoding token meets those of this rank, with the query heads of them all.
     """
 
     kind: Literal["gqa", "mla"]
@@ -46,6 +48,7 @@ class AttentionGroup:
     kv_dtype: str
     chunked: bool = False
     latent: Latent | None = None
+    dcp: int = 1
 
     @property
     def kv_token_bytes(self) -> int:
@@ -113,9 +116,9 @@ def attention_groups(model: ModelSpec, layout: Parallelism, stage: int = 0) -> t
     def group(layers: int, window: int = 0, chunked: bool = False) -> AttentionGroup:
         heads = model.heads_per_rank(tp)
         if latent:
-            return AttentionGroup("mla", layers, heads, 1, latent.cached, window, kv_dtype, chunked, latent)
-        kv_heads = model.kv_heads_per_rank(tp)
-        return AttentionGroup("gqa", layers, heads, kv_heads, model.head_dim, window, kv_dtype, chunked)
+            return AttentionGroup("mla", layers, heads, 1, latent.cached, window, kv_dtype, chunked, latent, layout.dcp)
+        kv_heads, dcp = model.kv_heads_per_rank(tp), layout.dcp
+        return AttentionGroup("gqa", layers, heads, kv_heads, model.head_dim, window, kv_dtype, chunked, dcp=dcp)
 
     everything = model.layers - sum(window.layers for window in model.windows)
     return (*([group(everything)] if everything else []), *(group(w.layers, w.size, w.chunked) for w in model.windows))
@@ -142,13 +145,14 @@ def step_operators(model: ModelSpec, layout: Parallelism, stage: int = 0) -> tup
         _gemm(model, Projection("lm_head", (vocab,), hidden, 1, model.plain), "samples"),
         _move(model, "sampling", SAMPLING_PASSES * model.padded_vocab, 1, "samples", bytes_each=2 * LOGIT_BYTES),
     ]
-    operators += collectives(model, layout)
+    operators += [*collectives(model, layout), *sharing(model, layout)]
     missing = (*(FIRST if stage else ()), *(LAST if stage < layout.pp - 1 else ()))
     return tuple(op for op in operators if op.kernels and op.name not in missing)
 
 
 def attention_operators(model: ModelSpec, layout: Parallelism, stage: int = 0) -> tuple[Operator, ...]:
     """What latent attention does beside its projections and its attention kernels; nothing for other models.
+    With decode context parallelism, what `calibrate.context` says besides.
 
     A prompt chunk makes the keys and values of its own tokens, and again those of all its cached ones, from latents:
     `kv_b` and `mla_keys`, whose rows are "chunk_keys" (one kernel more a layer when there are cached ones). A decoding
@@ -171,6 +175,7 @@ def attention_operators(model: ModelSpec, layout: Parallelism, stage: int = 0) -
         _move(model, "mla_keys", heads * (latent.nope + latent.key) + latent.rope, layers, "chunk_keys"),
         per_head("mla_absorb", latent.kv_rank, latent.nope),
         per_head("mla_values", latent.value, latent.kv_rank),
+        *latent_sharing(model, layout),
     )
 
 
@@ -197,8 +202,8 @@ def decode_attention(model: ModelSpec, layout: Parallelism, decodes: int, kv_tok
         if group.window and decodes:
             seen = min(seen, decodes * group.keys(1, kv_tokens // decodes))
         flops += group.layers * group.pair_flops(decode=True) * seen
-        moved += group.layers * group.kv_token_bytes * seen
-        moved += group.layers * group.query_elements(decode=True) * model.dtype_bytes * decodes
+        moved += group.layers * group.kv_token_bytes * seen / group.dcp
+        moved += group.layers * group.query_elements(decode=True) * group.dcp * model.dtype_bytes * decodes
     return Work(flops, moved)
 
 
@@ -222,6 +227,7 @@ def step_work(
         "tokens": decodes + new,
         "samples": decodes + len(chunks),
         "chunk_keys": new + sum(context for _, context in chunks),
+        "chunk_context": sum(context for _, context in chunks),
         "decodes": decodes,
     }
     flops, moved = 0.0, 0.0
@@ -296,7 +302,7 @@ def _experts(model: ModelSpec, gemms: Sequence[Operator], layout: Parallelism) -
         moved = layers * (2 * hidden + topk * 3 * inner) * size
         shape = (hidden, experts.inter, experts.count, experts.topk)
         weights = up.storage.experts or up.storage.weights
-        rows: Rows = "tokens" if layout.dp == 1 else "group"
+        rows: Rows = "tokens" if layout.dp * layout.pcp == 1 else "group"
         routed.append(Operator("experts", "moe", rows, layers, shape, flops, read, moved, weights))
     widened = _move(model, "router_input", 3 * hidden, experts.layers)  # 16 bit in, 32 bit out
     return [

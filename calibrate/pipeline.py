@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from calibrate.cost import CompiledCost, compile_cost, lookups, padded_tokens
+from calibrate.cost import CompiledCost, compile_cost, local_tokens, lookups, padded_tokens
 from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
@@ -159,7 +159,8 @@ def send_costs(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices
 
     if stage == layout.pp - 1:
         return []
-    tokens = padded_tokens(engine, np.arange(engine.max_num_batched_tokens + 1)).astype(np.float64)
+    every = local_tokens(layout, np.arange(engine.max_num_batched_tokens + 1))
+    tokens = padded_tokens(engine, every).astype(np.float64)
     seconds = lookups(send_operators(model, layout), layout, engine, prices, {"tokens": tokens}, stage)["tokens"]
     seconds[0] = 0.0
     return list(seconds.tolist())

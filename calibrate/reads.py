@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from calibrate.hardware import Gpu
-    from calibrate.kernels.chunks import ChunkPrices, LocalChunks, Riders
+    from calibrate.kernels.chunks import Chunks, Riders
     from calibrate.operators import AttentionGroup
 
     Lines = list[list[tuple[float, float, float]]]  # of KvLines
@@ -71,15 +71,41 @@ def reads_of(groups: Sequence[tuple[int, Lines]], riding: Sequence[tuple[int, Ri
 
 
 def riding(
-    groups: Sequence[AttentionGroup], prefill: Sequence[tuple[int, ChunkPrices | LocalChunks]], gpu: Gpu
+    groups: Sequence[AttentionGroup], prefill: Sequence[tuple[int, Chunks]], gpu: Gpu
 ) -> list[tuple[int, Riders]]:
     """(layers, what decodes take in the chunks' kernel); nothing where they have a kernel of their own."""
     if gpu.architecture not in JOINT_ATTENTION or any(g.latent for g in groups):
         return []
     return [
-        (layers, replace(chunks.riders, resident=gpu.l2_bytes * g.kv_heads / g.kv_token_bytes))
+        (layers, _shared(replace(chunks.riders, resident=gpu.l2_bytes * g.kv_heads / g.kv_token_bytes), g.dcp))
         for g, (layers, chunks) in zip(groups, prefill, strict=True)
     ]
+
+
+def _shared(riders: Riders, ranks: int) -> Riders:
+    """Where ranks share the tokens of the cache: each meets its part of them, with the query heads of all."""
+    return replace(
+        riders,
+        key_s=riders.key_s / ranks,
+        read_s=riders.read_s / ranks,
+        heads=riders.heads * ranks,
+        resident=riders.resident * ranks,
+    )
+
+
+def of_parts(lines: Lines, ranks: int) -> Lines:
+    """Lines in the tokens of a rank's part of the cache, as lines in those of all `ranks` that share them."""
+    return [[(upto * ranks, a, b / ranks) for upto, a, b in pieces] for pieces in lines] if ranks > 1 else lines
+
+
+def of_fullest(lines: Lines, ranks: int) -> Lines:
+    """Lines of one rank's sequences, as lines of the sequences that are dealt out to `ranks`, in the tokens of all:
+    those of the rank with the most sequences, equally long."""
+    found: Lines = [lines[0]]
+    for n in range(1, len(lines)):
+        most = -(-n // ranks)
+        found.append([(upto * n / most, a, b * most / n) for upto, a, b in lines[most]])
+    return found
 
 
 def _sum_of_lines(groups: Sequence[tuple[int, Lines]]) -> Lines:

@@ -19,8 +19,8 @@ SCALED = 128  # elements that share a scale of four bytes where fp8 is sent
 def collectives(model: ModelSpec, layout: Parallelism) -> list[Operator]:
     """All of a model's layers and its logits (of pipeline stages, what `model` has)."""
     tp, size, hidden, vocab = layout.tp, model.dtype_bytes, model.hidden, model.padded_vocab // layout.tp
-    shares = layout.dp > 1 and model.experts is not None and model.experts.layers > 0
-    found = _expert_traffic(model, layout) if shares else []
+    routed = model.experts is not None and model.experts.layers > 0
+    found = _expert_traffic(model, layout) if routed and layout.dp * layout.pcp > 1 else []
     if tp == 1:
         return found
     ring = 2 * (tp - 1) / tp  # of the buffer: what each rank sends in an all-reduce
@@ -32,24 +32,24 @@ def collectives(model: ModelSpec, layout: Parallelism) -> list[Operator]:
     # a norm over all heads needs the two sums of squares of all ranks, in fp32
     norm = [allreduce("qk_norm_allreduce", 2 * 4 // size, model.layers)] if model.qk_norm == "all" else []
     # where each GPU brings its own share of the tokens to the experts, these are gathered after them, not reduced
-    split = model.experts.layers if shares and layout.ep and model.experts else 0
+    split = model.experts.layers if model.experts and layout.dp > 1 and layout.ep else 0
     reduces = 2 * model.layers - split
     gather = Operator("logits_allgather", "allgather", "samples", 1, (tp * vocab,), 0, 0, vocab * size * (tp - 1))
     return [*norm, allreduce("allreduce", hidden, reduces), *found, gather]
 
 
 def _expert_traffic(model: ModelSpec, layout: Parallelism) -> list[Operator]:
-    """What brings the tokens of all data parallel ranks to the experts and back.
+    """What brings the tokens of all data parallel, or prefill context parallel, ranks to the experts and back.
 
-    With expert parallelism the GPUs of a tensor parallel group, which all have the group's tokens, take a share of them
-    each, and put them together again afterwards.
+    With expert parallelism the GPUs of a data parallel rank's tensor parallel group, which all have the group's tokens,
+    take a share of them each, and put them together again afterwards.
     """
     experts = model.experts
     assert experts is not None
     layers, hidden, size = experts.layers, model.hidden, model.dtype_bytes
-    split = layout.tp if layout.ep else 1
+    split = layout.tp if layout.ep and layout.pcp == 1 else 1
     if layout.all2all_backend == "allgather_reducescatter":
-        group: Group = "experts" if layout.ep else "dp"
+        group: Group = "pcp" if layout.pcp > 1 else "experts" if layout.ep else "dp"
         route = hidden + experts.topk * ROUTE_BYTES // size
         found = [
             _gathered("dispatch", "allgather", layers, route, layout, group, size),

@@ -83,8 +83,9 @@ def _pipeline(kinds: set[str], p: int, d: int, connector: Connector) -> Iterator
 def _caches(ours: ModelSpec, theirs: ModelSpec, source: Side, destination: Side, connector: Connector) -> Iterator[str]:
     if ours.recurrent and "state" not in connector.keeps:
         yield f"connector: {connector.name} does not move the states of recurrent layers, which {ours.name} has"
-    if source.layout.dcp > 1 or destination.layout.dcp > 1:
-        yield "dcp: transfers between instances whose ranks share the tokens of a sequence are not modelled; use 1"
+    for key in ("dcp", "pcp"):
+        if max(getattr(source.layout, key), getattr(destination.layout, key)) > 1:
+            yield f"{key}: transfers between instances whose ranks share tokens are not modelled; use 1"
     here, there = ours.kv_dtype or ours.dtype, theirs.kv_dtype or theirs.dtype
     if here != there:
         yield f"kv_cache_dtype: {here} on the prefill side, {there} on the decode side: blocks move unchanged, set one"

@@ -169,7 +169,7 @@ def setup(result: Result) -> str:
         up_to = "up to " * (result.presence is not None)
         said = [f"{up_to}{facts['replicas']} replicas"] * (facts["replicas"] > 1)
         said += [pool.role] * (pool.role != "unified")
-        said += [f"dp {facts['dp']}"] * (facts["dp"] > 1) + ["ep"] * facts["ep"]
+        said += [f"{key} {facts[key]}" for key in ("dp", "dcp", "pcp") if facts.get(key, 1) > 1] + ["ep"] * facts["ep"]
         where = f"{pool.replicas * pool.gpus} x {facts['gpu']}" + (f" ({', '.join(said)})" if said else "")
         places.setdefault((facts["model"], facts["engine"]), []).append(where)
     return "; ".join(f"{model} on {' + '.join(where)}, {engine}" for (model, engine), where in places.items())

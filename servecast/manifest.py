@@ -59,6 +59,8 @@ def _pool(pool: PoolSetup) -> dict[str, Any]:
         "tp": pool.layout.tp,
         "pp": pool.layout.pp,
         "dp": pool.layout.dp,
+        "dcp": pool.layout.dcp,
+        "pcp": pool.layout.pcp,
         "ep": pool.layout.ep,
         "replicas": pool.replicas,
         "engine": engine.preset,

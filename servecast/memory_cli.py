@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 PAGE = Path("memory.html")
 DEFAULT_PRESET = "vllm-0.32"
 LAYOUT = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp",
-          "decode_context_parallel_size": "dcp", "enable_expert_parallel": "ep"}  # fmt: skip
+          "decode_context_parallel_size": "dcp", "prefill_context_parallel_size": "pcp",
+          "enable_expert_parallel": "ep"}  # fmt: skip
 """The engine's own names for what the command has short names for: a pasted `vllm serve` line works too."""
 
 
@@ -31,6 +32,7 @@ LAYOUT = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_pa
 @click.option("--dp", type=click.IntRange(1), default=1, help="Data parallel groups of one engine.")
 @click.option("--ep", is_flag=True, help="Deal whole experts out over tp x dp GPUs.")
 @click.option("--dcp", type=click.IntRange(1), default=1, help="Decode context parallel GPUs, of the tp.")
+@click.option("--pcp", type=click.IntRange(1), default=1, help="Prefill context parallel groups of tp GPUs.")
 @click.option("--preset", default=DEFAULT_PRESET, show_default=True, help="One of `servecast list presets`.")
 @click.option(
     "--logged",
@@ -226,6 +228,7 @@ def draw_up(
     from calibrate.fixes import changes, longest_model_len
     from calibrate.hardware import load_gpu
     from calibrate.layout import Parallelism, check_layout
+    from calibrate.layout_rules import check_engine_layout
     from calibrate.memory import Logged, plan_memory
     from calibrate.models import load_model
     from calibrate.serving import served, unsimulated
@@ -243,7 +246,7 @@ def draw_up(
     spread = Parallelism(**layout)
     engine = resolve_engine(options, card, named, spread)
     spec = served(named, engine)
-    if wrong := check_layout(spec, spread, card):
+    if wrong := [*check_layout(spec, spread, card), *check_engine_layout(spec, spread, engine)]:
         raise ServecastError(*wrong)
     terms = Logged(**logged)
     plan = plan_memory(spec, spread, card, engine, terms)

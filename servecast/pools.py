@@ -14,6 +14,7 @@ from calibrate.fixes import require_fit
 from calibrate.group_cost import GroupCost, group_cost
 from calibrate.hardware import Gpu, load_gpu
 from calibrate.layout import Parallelism, check_layout, check_nodes
+from calibrate.layout_rules import check_engine_layout
 from calibrate.memory import Logged, MemoryPlan
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
@@ -101,7 +102,8 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
         model = ask(lambda: keyed("engine", lambda: checked_windows(served(named, engine), engine))) if engine else None
         scheduler = ask(lambda: _scheduler(scenario, index, engine)) if engine else None
         wrong = [*check_layout(model or named, layout, gpu), *check_nodes(layout, gpu)]
-        found += [p if p.startswith("cluster.") else f"cluster.{_key(p)}: {p}" for p in wrong]
+        wrong += check_engine_layout(model, layout, engine) if model and engine else []
+        found += [p if p.startswith("engine.") else f"cluster.{_key(p)}: {p}" for p in wrong]
         if layout.dp > 1 and named.experts is None:
             wrong.append("dp")
             found.append(
@@ -176,6 +178,8 @@ def _layout(part: PoolPart) -> Parallelism:
         part.tp,
         part.pp,
         dp=part.dp,
+        dcp=part.dcp,
+        pcp=part.pcp,
         ep=part.ep,
         network=None if part.network is None else load_transfer_link(part.network),
         redundant_experts=experts.redundant,
@@ -194,7 +198,7 @@ def _key(problem: str) -> str:
     }
     if "no network between nodes" in problem:
         return "network"
-    return keys.get(word, word if word in ("tp", "pp", "dp", "ep") else "tp")
+    return keys.get(word, word if word in ("tp", "pp", "dp", "ep", "dcp", "pcp") else "tp")
 
 
 def _placed(scenario: Scenario, index: int, found: list[str]) -> Iterator[str]:

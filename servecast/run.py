@@ -85,7 +85,7 @@ def _facts(pool: PoolSetup) -> PoolFacts:
     return PoolFacts(
         name=pool.name,
         replicas=pool.engines,
-        gpus=pool.layout.tp * pool.layout.pp,
+        gpus=pool.layout.gpus // pool.layout.dp,
         fixed_memory_bytes=memory.weight_bytes + memory.activation_bytes + memory.cuda_graph_bytes
         + memory.communication_bytes + memory.non_torch_bytes,
         kv_blocks=memory.usable_blocks,
@@ -169,7 +169,7 @@ def _pool(setup: Setup, pool: PoolSetup) -> Pool:
         scheduler=pool.scheduler,
         cost=pool.step_cost,
         num_blocks=pool.memory.usable_blocks + 1,  # a KV cache has a null block, which not every engine has
-        block_size=engine.block_size,
+        block_size=pool.memory.block_size,
         max_model_len=engine.max_model_len,
         asynchronous=engine.pipeline == "staggered" if stages else engine.async_scheduling,
         front_end=engine.front_end,
@@ -211,7 +211,7 @@ def _cache(setup: Setup, pool: PoolSetup, tables: Tables) -> Callable[[int, int]
     if not engine.enable_prefix_caching:
         return partial(WindowCache, tables=tables) if slides else pool.scheduler.cache
     tree = pool.scheduler.prefix_tree
-    size = 1 if tree else engine.block_size  # a tree looks at pages, but its queue at tokens
+    size = 1 if tree else pool.memory.block_size  # a tree looks at pages, but its queue at tokens
     known = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, size).path
     paths = known if trace.samples is None else shared_prompts(known, trace.prompt_tokens, trace.samples, size)
     if tree:

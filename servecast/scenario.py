@@ -90,12 +90,13 @@ class ExpertsPart(Part):
 
 
 class PoolPart(Part):
-    """Equal replicas: `replicas` of `tp` x `pp` x `dp` GPUs each, `pp` of them pipeline stages. The `dp` engines of a
-    replica serve requests of their own and share the experts, over which they step together: cut over all GPUs, or
-    with `ep` dealt out whole (`experts` says more); `network` is the adapter between nodes, where a replica needs
-    several. `profile` is a file with the GPU's kernel times, or datasheet; unset, the shipped profile of the GPU, or
-    its datasheet where there is none. Of several pools each may have a `model`, `host` and `memory` of its own, and
-    an `engine`: options on top of the scenario's, or, with a preset, in place of them. `weight` is what the router
+    """Equal replicas: `replicas` of `tp` x `pp` x `dp` x `pcp` GPUs each, `pp` of them pipeline stages. The `dp`
+    engines of a replica serve requests of their own and share the experts, over which they step together: cut over all
+    GPUs, or with `ep` dealt out whole (`experts` says more). `dcp` of the `tp` GPUs share the tokens of the KV cache,
+    `pcp` groups of `tp` the tokens of a step; `network` is the adapter between nodes, where a replica needs several.
+    `profile` is a file with the GPU's kernel times, or datasheet; unset, the shipped profile of the GPU, or its
+    datasheet where there is none. Of several pools each may have a `model`, `host` and `memory` of its own, and an
+    `engine`: options on top of the scenario's, or, with a preset, in place of them. `weight` is what the router
     `weighted` goes by. `failures` and `autoscale` change how many there are; `cold_start`: from a replica's start
     until it serves (unset, an estimate for vLLM)."""
 
@@ -105,6 +106,8 @@ class PoolPart(Part):
     tp: Count = 1
     pp: Count = 1
     dp: Count = 1
+    dcp: Count = 1
+    pcp: Count = 1
     ep: bool = False
     experts: ExpertsPart = ExpertsPart()
     network: Annotated[str, known(load_transfer_link)] | None = None

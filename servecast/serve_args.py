@@ -21,6 +21,8 @@ from servecast.serve_words import Words, options_of, split_line
 KEY = "--serve-args"
 SWITCHES = ("cluster.ep",)
 """Keys of the scenario that are true or false."""
+WORDS = ("cluster.experts.all2all",)
+"""Keys that are words, which the scenario checks."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -147,6 +149,8 @@ class _Reader:
     def _take_key(self, option: str, key: str, value: str) -> None:
         if key == "model":
             self._take_model(value)
+        elif key in WORDS:
+            self.keys[key] = value
         elif value.isdecimal():
             self.keys[key] = int(value)
         else:
@@ -232,8 +236,9 @@ def put_into(data: dict[str, Any], line: ServeLine) -> tuple[dict[str, Any], lis
     pools = isinstance(cluster, dict) and isinstance(cluster.get("pools"), list)
     pool = cluster["pools"][0] if pools and isinstance(cluster, dict) else cluster
     layout = {"tp": line.keys.get("cluster.tp", 1)}
-    for name, default in (("dp", 1), ("ep", False)):
-        if f"cluster.{name}" in line.keys or (isinstance(pool, dict) and name in pool):
+    defaults = {"pp": 1, "dp": 1, "ep": False, "dcp": 1, "pcp": 1, "experts.all2all": "allgather_reducescatter"}
+    for name, default in defaults.items():
+        if f"cluster.{name}" in line.keys or _written(pool, name.split(".")):
             layout[name] = line.keys.get(f"cluster.{name}", default)
     changes = {"model": line.keys.get("model"), "engine": {"preset": preset, **line.options, **own}}
     changes |= {f"cluster.{'pools.0.' * pools}{name}": value for name, value in layout.items()}
@@ -246,6 +251,15 @@ def put_into(data: dict[str, Any], line: ServeLine) -> tuple[dict[str, Any], lis
     if lost:
         notes.append(f"{KEY}: replaced, with what the line says or the engine's default: {one_of(lost)}")
     return changes, notes + [f"{KEY}: {note}" for note in line.notes]
+
+
+def _written(data: object, path: list[str]) -> bool:
+    """Whether a scenario's `data` has the key."""
+    for key in path:
+        if not isinstance(data, Mapping) or key not in data:
+            return False
+        data = data[key]
+    return True
 
 
 def problems_of(text: str) -> list[str]:

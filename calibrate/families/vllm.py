@@ -20,6 +20,8 @@ POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "l
 bind the only request), `preemption_skips_one`, `pulled_queue` and `pulls_spare_prefills`."""
 RULES = ("long_prefill_alone_exempt", "preemption_skips_one", "pulled_queue", "pulls_spare_prefills")
 V0_POLICY = ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "preemption_mode")
+DBO_DECODE_TOKENS, DBO_PREFILL_TOKENS = 32, 512
+"""Tokens from which steps are computed in halves (vllm/config/parallel.py)."""
 LONG = 32768
 """Tokens of the longest sequence above which vLLM 0.6 turns chunked prefill on by itself."""
 SAME = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "enable_prefix_caching",
@@ -45,6 +47,10 @@ def resolve(
     default("enforce_eager", False)
     default("disable_hybrid_kv_cache_manager", False)
     default("fi_allreduce_fusion_max_size_mb", None)
+    has_halves = "dbo" in preset
+    default("enable_dbo", False if has_halves else None)
+    default("dbo_decode_token_threshold", DBO_DECODE_TOKENS if has_halves else None)
+    default("dbo_prefill_token_threshold", DBO_PREFILL_TOKENS if has_halves else None)
     default("fuse_allreduce_rms", preset["fuse_allreduce"] and gpu.architecture in preset["fused_mib"])
     default("dtype", "auto")
     default("kv_cache_dtype", "auto")
@@ -67,6 +73,7 @@ def resolve(
         "fills_queue": preset.get("fills_queue", False),
         "graphs": _graphs(values, preset["graph"], gpu),
         "cuda_graph_bytes": 0 if eager else round(preset["cuda_graph_gib"] * GIB),
+        "overlap": _overlap(values, preset),
     }
 
 
@@ -76,6 +83,14 @@ def _pipeline(values: Mapping[str, Any], preset: Mapping[str, Any], model: Model
     if isinstance(way, str):
         return way
     return str(way["in_turn" if not values["async_scheduling"] else "moe" if model.experts else "dense"])
+
+
+def _overlap(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `calibrate.engine.Overlap` is made of."""
+    if not values["enable_dbo"]:
+        return None
+    thresholds = {"decode_tokens": "dbo_decode_token_threshold", "prefill_tokens": "dbo_prefill_token_threshold"}
+    return {field: values[option] for field, option in thresholds.items()} | dict(preset["dbo"])
 
 
 def _graphs(values: Mapping[str, Any], rule: Mapping[str, int], gpu: Gpu) -> dict[str, Any]:

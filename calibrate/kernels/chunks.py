@@ -171,6 +171,39 @@ class LocalChunks:
         return LocalChunks(self.whole.times(factor), self.size)
 
 
+@dataclass(frozen=True, slots=True)
+class DealtChunks:
+    """Prices where `ranks` GPUs share the tokens of every chunk: each computes two of 2 x `ranks` equal parts, so that
+    all have the same work: the n-th and the n-th from the end, whose tokens see those of all parts before them in the
+    cache. Of the rank whose parts are in the middle."""
+
+    whole: Chunks
+    ranks: int
+
+    @property
+    def riders(self) -> Riders:
+        """See `ChunkPrices`."""
+        return self.whole.riders
+
+    def together(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """See `ChunkPrices`."""
+        pieces = []
+        for q, context in chunks:
+            size = -(-q // (2 * self.ranks))
+            last = (q - 1) // size  # of few tokens there are fewer parts
+            parts = {min(self.ranks - 1, last), min(self.ranks, last)}
+            pieces += [(min(size, q - part * size), context + part * size) for part in parts]
+        return self.whole.together(pieces)
+
+    def times(self, factor: float) -> DealtChunks:
+        """See `ChunkPrices`."""
+        return DealtChunks(self.whole.times(factor), self.ranks)
+
+
+Chunks = ChunkPrices | LocalChunks | DealtChunks
+"""What has a price for all chunks `together`."""
+
+
 def compile_chunks(prices: Priced, riders: Riders, max_q: int, max_chunks: int, window: int) -> ChunkPrices:
     """The look-ups for chunks of 1..`max_q` tokens, up to `max_chunks` like them in one kernel."""
     q = np.arange(1, max_q + 1, dtype=np.float64)

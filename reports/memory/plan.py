@@ -39,7 +39,7 @@ class Planned:
 def title(planned: Planned) -> str:
     """What is planned: model, GPUs, preset."""
     layout = planned.layout
-    ways = [f"{name} {n}" for name in ("tp", "pp", "dp", "dcp") if (n := getattr(layout, name)) > 1]
+    ways = [f"{name} {n}" for name in ("tp", "pp", "dp", "dcp", "pcp") if (n := getattr(layout, name)) > 1]
     spread = f" ({', '.join([*ways, *['ep'] * layout.ep])})" if layout.gpus > 1 or layout.ep else ""
     return f"{planned.model.name} on {layout.gpus} x {planned.gpu.id}{spread}, {planned.engine.preset}"
 
@@ -166,12 +166,8 @@ def log_lines(planned: Planned) -> list[tuple[str, list[str]]]:
 def notes(planned: Planned) -> list[str]:
     """What to know of the numbers."""
     said = [f"Not simulated yet, only planned: {reason}." for reason in planned.unsimulated]
-    layout = planned.layout
-    if layout.pp > 1 or layout.dcp > 1:
-        said.append(
-            "Pipelines and context parallelism cannot be simulated yet; of a pipeline the stage with the fewest blocks "
-            "is shown."
-        )
+    if planned.layout.pp > 1:
+        said.append("Of a pipeline the stage with the fewest blocks is shown.")
     said += planned.engine.notes
     said.append(
         "Overheads are formulas checked against published start-up logs (docs/memory.md), good to a few percent of the "

@@ -199,9 +199,66 @@ def test_how_experts_are_reached_matters() -> None:
     assert far != near
 
 
+LATENT = ["model=deepseek-v3", "cluster.gpu=h200-sxm", "cluster.tp=8", "engine.max_model_len=32768"]
+NEW = ["engine.preset=vllm-0.32"]
+LONG = ["workload.lengths.prompt={kind: fixed, tokens: 4000}", "workload.arrivals.rate=2"]
+
+
+def test_ranks_that_share_the_tokens_of_a_cache_hold_more_of_them() -> None:
+    plain, shared = (of(QUICKSTART, SMALL, *LATENT, *LONG, f"cluster.dcp={n}") for n in (1, 8))
+    facts = [result.manifest["pools"][0] for result in (plain, shared)]
+    assert [f["dcp"] for f in facts] == [1, 8]
+    assert facts[1]["memory"]["num_gpu_blocks"] == facts[0]["memory"]["num_gpu_blocks"]
+    assert facts[1]["memory"]["block_size"] == 8 * facts[0]["memory"]["block_size"]
+    one, eight = plain.summary(), shared.summary()
+    assert (eight["gpus"], eight["completed"]) == (one["gpus"], one["completed"]) == (8, 200)
+    assert 0 < eight["kv_mean_fraction"] < 0.25 * one["kv_mean_fraction"]
+
+
+def test_blocks_of_a_shared_cache_are_found_again_as_wholes() -> None:
+    """Blocks of 128 tokens, where those of 16 are found."""
+    sessions = ["workload={mix: agent, num_sessions: 4, rate: 0.05}", *LATENT]
+    found = [of(QUICKSTART, *sessions, f"cluster.dcp={n}").summary()["prefix_cache_hit_rate"] for n in (1, 8)]
+    assert 0.5 < found[1] < found[0], "what is no whole block of all ranks is not found"
+
+
+def test_ranks_of_a_step_read_prompts_sooner() -> None:
+    few = [*LATENT, *NEW, *LONG, "workload.arrivals.rate=0.5", "workload.num_requests=40"]
+    one, two = (of(QUICKSTART, *few, "cluster.tp=4", f"cluster.pcp={n}", "memory.weights=80GB") for n in (1, 2))
+    assert (one.summary()["gpus"], two.summary()["gpus"]) == (4, 8)
+    assert two.summary()["mean_ttft_ms"] < 0.8 * one.summary()["mean_ttft_ms"]
+    assert two.manifest["pools"][0]["pcp"] == 2
+
+
+def test_halves_of_steps_overlap_what_is_sent() -> None:
+    group = [
+        *LATENT[:2], "cluster.dp=16", "cluster.ep=true", "cluster.network=rdma-400", "engine.max_model_len=8192",
+        "cluster.experts.all2all=deepep_low_latency", "workload.num_requests=4000", "workload.arrivals.rate=400",
+        "cluster.router=least-outstanding",
+    ]  # fmt: skip
+    whole = of(QUICKSTART, *group).summary()
+    halved = of(QUICKSTART, *group, "engine.enable_dbo=true").summary()
+    assert halved["completed"] == whole["completed"] > 3900
+    assert halved["mean_tpot_ms"] != whole["mean_tpot_ms"]
+    never = ["engine.dbo_decode_token_threshold=100000", "engine.dbo_prefill_token_threshold=100000"]
+    off = of(QUICKSTART, *group, "engine.enable_dbo=true", *never).summary()
+    assert off["mean_tpot_ms"] == whole["mean_tpot_ms"]
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        (["cluster.dcp=2"], "cluster.dcp: dcp 2 does not divide tp 1"),
+        (["cluster.tp=2", "cluster.dcp=2"], "cluster.dcp: dcp 2: only 1 of 2 GPUs hold the same KV heads; at most 1"),
+        ([*LATENT, "cluster.pcp=2"], "cluster.pcp: pcp 2: vllm-0.19 cannot run it (prefill context parallelism); set"),
+        ([*LATENT, *NEW, "cluster.pcp=2"], "cluster.network: 16 GPUs (tp 8 x pp 1 x dp 1 x pcp 2) are more than the 8"),
+        (
+            [*LATENT, *NEW, "cluster.pcp=2", "cluster.dcp=2"],
+            "cluster.pcp: pcp 2: with dcp vLLM runs models with sparse",
+        ),
+        ([*LATENT[:3], "engine.preset=sglang-0.5", "cluster.dcp=2"], "cluster.dcp: dcp 2: sglang-0.5 cannot run it"),
+        (["engine.enable_dbo=true"], "engine.enable_dbo: halves of a step overlap what data parallel ranks send"),
+        ([*RANKS, "engine.enable_dbo=true"], "engine.enable_dbo: only DeepEP's traffic overlaps; set cluster.ep, and"),
         (["cluster.dp=2"], "cluster.dp: llama-3.1-8b has no experts, and engines that share none step on their own"),
         ([*RANKS, "cluster.dp=16"], "cluster.network: 16 GPUs (tp 1 x pp 1 x dp 16) are more than the 8 h100-sxm"),
         ([*RANKS, "cluster.ep=false", "cluster.experts.all2all=deepep_auto"], "cluster.experts.all2all: "),

@@ -148,7 +148,8 @@ def test_another_engine_comes_in_its_newest_version():
 def test_a_pool_that_is_written_out_gets_its_tp(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text(QUICKSTART.read_text().replace("{gpu: h100-sxm}", "{pools: [{gpu: h100-sxm, tp: 4}]}"))
-    assert load_scenario(file, (), f"{QWEN} -tp 2").cluster.pools[0].tp == 2
+    pool = load_scenario(file, (), f"{QWEN} -tp 2 -pp 2").cluster.pools[0]
+    assert (pool.tp, pool.pp) == (2, 2)
 
 
 def test_experts_over_several_engines():
@@ -158,6 +159,23 @@ def test_experts_over_several_engines():
     assert "qwen3-30b-a3b, tp 2, dp 2, ep, vllm-0.19" in setup.scenario.notes[0]
     again = load_scenario(QUICKSTART, ["cluster.dp=2"], QWEN)
     assert again.cluster.pools[0].dp == 2, "--set comes after the line"
+
+
+def test_ranks_that_share_tokens_and_halves_that_overlap():
+    line = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 -dcp 8 --prefill-context-parallel-size 1 --enable-expert-parallel"
+    quick = ["cluster.gpu=h200-sxm", "engine.max_model_len=32768"]
+    setup = set_up(load_scenario(QUICKSTART, quick, line))
+    assert (setup.pool.layout.tp, setup.pool.layout.dcp, setup.pool.layout.pcp) == (8, 8, 1)
+    assert "deepseek-v3, tp 8, ep, dcp 8, pcp 1, vllm-0.19" in setup.scenario.notes[0]
+    line = "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 -ep --all2all-backend deepep_low_latency --enable-dbo"
+    setup = set_up(load_scenario(QUICKSTART, quick, f"{line} --dbo-decode-token-threshold 64"))
+    assert setup.pool.layout.all2all_backend == "deepep_low_latency"
+    assert (setup.pool.engine.overlap.decode_tokens, setup.pool.engine.overlap.prefill_tokens) == (64, 512)
+    near = ["cluster.experts.all2all=deepep_high_throughput"]
+    again = load_scenario(QUICKSTART, [*quick, *near], line)
+    assert again.cluster.pools[0].experts.all2all == "deepep_high_throughput", "--set comes after the line"
+    with pytest.raises(ServecastError, match=r"experts\.all2all.*'naive'"):
+        load_scenario(QUICKSTART, quick, line.replace("deepep_low_latency", "naive"))
 
 
 def test_everything_wrong_at_once():
