@@ -18,6 +18,7 @@ from servecast.calibrate_cli import calibrate
 from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
 from servecast.memory_cli import memory
+from servecast.planning.cli import plan
 from servecast.sweeping.cli import sweep
 from servecast.trace_cli import trace
 from servecast.validation.cli import validate
@@ -159,6 +160,7 @@ for command in (*anchoring.COMMANDS, *conformance.COMMANDS):
     calibrate.add_command(command)
 main.add_command(validate)
 main.add_command(sweep)
+main.add_command(plan)
 
 
 def _no_scenario(serve_args: str | None) -> Exception:

@@ -44,6 +44,8 @@ class Plan:
     evidence: Evidence | None
     raised: int
     rate: float | None
+    verified_requests: int = 0
+    starts: tuple[str, ...] = ()
     unpriced: tuple[str, ...] = ()
 
     def price(self, candidate: Candidate, replicas: int) -> float:

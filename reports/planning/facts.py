@@ -1,0 +1,108 @@
+"""What a plan found, in plain figures and words: `servecast/planning/facts.py` makes them, reports show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+HOURS_A_MONTH = 730
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A required figure: what is required, what comes out (None: no request has it), in seconds or as a share."""
+
+    required: str
+    metric: str
+    limit: float
+    value: float | None
+    shown: str
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A configuration: `what` it is, with so many replicas (or units), GPUs and dollars per hour; `status` as
+    `servecast.planning.examine` says it, and `why`. `figures` of the run with that many; `tried`: replicas ->
+    whether they meet everything."""
+
+    what: str
+    gpu: str
+    status: str
+    replicas: int
+    gpus: int
+    dollars_per_hour: float | None
+    why: str
+    figures: tuple[Figure, ...] = ()
+    tried: Mapping[int, bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What becomes of the answer under a changed load: in words, whether all is met, and what is missed by most."""
+
+    what: str
+    factor: float
+    met: bool
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One simulation: dollars per hour, and the first required latency (seconds) where all else is met."""
+
+    dollars_per_hour: float
+    value: float
+    what: str
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A plan. `answer` is None where nothing meets the requirements, and `closest` then misses by least.
+
+    `spare` replicas are in the answer's GPUs and price. `verified`: the figures of each run on a fresh seed with
+    `verified_requests` requests; `raised`: replicas that these runs added. `headroom`: the factor on the traffic up to
+    which all is met, None beyond what was tried; `breaks`: what fails there. `draws` of the error of prices, of which
+    `draws_met` meet everything. `limit`: that of the `points`, in seconds.
+    """
+
+    title: str
+    traffic: str
+    required: tuple[str, ...]
+    answer: Option | None
+    spare: int
+    raised: int
+    starts: tuple[str, ...]
+    verified: tuple[tuple[Figure, ...], ...]
+    verified_requests: int
+    headroom: float | None
+    breaks: str
+    changes: tuple[Change, ...]
+    draws: int
+    draws_met: int
+    runner_up: Option | None
+    closest: Option | None
+    options: tuple[Option, ...]
+    same: int
+    simulations: int
+    points: tuple[Point, ...]
+    limit: float | None
+    prices: Mapping[str, float]
+    price_source: str
+    notes: tuple[str, ...]
+    scenario: str
+    version: str
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Status -> configurations."""
+        found: dict[str, int] = {}
+        for option in self.options:
+            found[option.status] = found.get(option.status, 0) + 1
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"counts": self.counts}

@@ -1,0 +1,67 @@
+"""A plan in a terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from reports.planning import words
+from reports.planning.facts import Facts, Option
+
+ROWS = 12
+
+
+def print_plan(facts: Facts, console: Console) -> None:
+    """The answer, the figures behind it, and the nearest alternatives."""
+    console.print(Text(facts.title, style="bold"))
+    console.print(Text(facts.traffic))
+    console.print()
+    for i, sentence in enumerate(words.answer(facts)):
+        console.print(Text(sentence, style="bold" if i == 0 else ""), highlight=False)
+    console.print()
+    if facts.verified:
+        table = _table("required", *(f"seed {i + 1}" for i in range(len(facts.verified))))
+        for row in zip(*facts.verified, strict=True):
+            table.add_row(row[0].required, *(figure.shown for figure in row))
+        console.print(table)
+        console.print()
+    if facts.changes:
+        table = _table("if there is", "then")
+        for change in facts.changes:
+            then = "all is met" if change.met else words.missed(change.figures) or "work piles up"
+            table.add_row(words.changed(change.what, change.factor), then)
+        console.print(table)
+        console.print()
+    table = _table("configuration", "GPUs", "$ an hour", "", "")
+    for option in _nearest(facts):
+        why = option.why or words.missed(option.figures)
+        table.add_row(
+            words.replicas(option) if option.replicas else option.what,
+            f"{option.gpus:,}" if option.gpus else "",
+            words.dollars(option.dollars_per_hour) if option.replicas else "",
+            words.STATUS[option.status],
+            Text(why, overflow="ellipsis"),
+        )
+    console.print(table)
+    console.print()
+    console.print(Text(words.considered(facts)), highlight=False)
+    for line in facts.starts:
+        console.print(Text(f"Start: {line}"), highlight=False)
+    for note in facts.notes:
+        console.print(Text(f"Note: {note}"), highlight=False)
+
+
+def _nearest(facts: Facts) -> list[Option]:
+    """Those that meet everything, the cheapest first, then the others of note."""
+    order = {"meets": 0, "fails": 1, "bound": 2, "price": 3, "invalid": 4}
+    ranked = sorted(facts.options, key=lambda o: (order[o.status], o.dollars_per_hour or 0.0, o.what))
+    return ranked[:ROWS]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("GPUs", "$ an hour") else "left", overflow="fold")
+    return table

@@ -1,0 +1,92 @@
+"""Sentences about plans that terminal and page share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from reports.planning.facts import HOURS_A_MONTH, Facts, Figure, Option
+from reports.words import NONE
+
+STATUS = {
+    "meets": "meets everything",
+    "fails": "simulated, misses",
+    "price": "cannot be cheaper",
+    "bound": "cannot meet it",
+    "invalid": "cannot run",
+}
+"""What became of a configuration -> how it is said."""
+
+
+def dollars(value: float | None) -> str:
+    """`$12.34`, `$1,234`."""
+    if value is None:
+        return NONE
+    return f"${value:,.2f}" if value < 1000 else f"${value:,.0f}"
+
+
+def a_month(dollars_per_hour: float) -> str:
+    """Of a price per hour."""
+    return dollars(dollars_per_hour * HOURS_A_MONTH)
+
+
+def replicas(option: Option, spare: int = 0) -> str:
+    """`6 x h100-sxm, tp 2`."""
+    more = f" and {spare} spare" if spare else ""
+    return f"{option.replicas}{more} x {option.what}"
+
+
+def gpus(option: Option) -> str:
+    """`12 GPUs`."""
+    return f"{option.gpus:,} GPU{'s' * (option.gpus != 1)}"
+
+
+def missed(figures: tuple[Figure, ...]) -> str:
+    """What is not met, in a few words."""
+    return "; ".join(f"{figure.required}: {figure.shown}" for figure in figures if not figure.met)
+
+
+def answer(facts: Facts) -> Iterator[str]:
+    """The answer in sentences, the first one alone enough."""
+    best = facts.answer
+    if best is None:
+        yield "Nothing that was tried meets the requirements."
+        if facts.closest is not None:
+            close = facts.closest
+            why = missed(close.figures) or close.why
+            yield f"Closest: {replicas(close)} ({gpus(close)}, {dollars(close.dollars_per_hour)} an hour): {why}."
+        return
+    price = best.dollars_per_hour or 0.0
+    yield f"{replicas(best, facts.spare)}: {gpus(best)}, {dollars(price)} an hour, {a_month(price)} a month."
+    checked = (
+        f"{len(facts.verified)} fresh seed{'s' * (len(facts.verified) != 1)}" if facts.verified else "no fresh seed"
+    )
+    yield f"It meets everything on {checked} of {facts.verified_requests:,} requests each." + (
+        f" The search alone had said {facts.raised} fewer." if facts.raised else ""
+    )
+    if facts.headroom is None:
+        yield "It carries several times this traffic." if not facts.breaks else ""
+    else:
+        yield f"It carries {100 * (facts.headroom - 1):.0f} % more traffic; beyond that, {facts.breaks}."
+    if facts.draws:
+        yield f"Under errors of the prices of steps it meets everything in {facts.draws_met} of {facts.draws} draws."
+    if (other := facts.runner_up) is not None and other.dollars_per_hour is not None:
+        more = other.dollars_per_hour / price - 1 if price else 0.0
+        yield (
+            f"Runner-up: {replicas(other)}, {gpus(other)}, {dollars(other.dollars_per_hour)} an hour "
+            f"({100 * more:+.0f} %)."
+        )
+
+
+def considered(facts: Facts) -> str:
+    """How many configurations were looked at, and what became of them."""
+    total = len(facts.options) + facts.same
+    parts = [f"{count} {STATUS[status]}" for status, count in sorted(facts.counts.items(), key=lambda x: -x[1])]
+    if facts.same:
+        parts.append(f"{facts.same} the same as another")
+    return f"{total} configurations considered: {', '.join(parts)}; {facts.simulations} simulations."
+
+
+def changed(what: str, factor: float) -> str:
+    """`20 % less traffic`."""
+    thing = {"rate": "traffic", "prompt": "prompt tokens", "output": "output tokens"}[what]
+    return f"{abs(100 * (factor - 1)):.0f} % {'more' if factor > 1 else 'less' if what == 'rate' else 'fewer'} {thing}"

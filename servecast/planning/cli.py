@@ -1,0 +1,190 @@
+"""`servecast plan`: the cheapest deployment that meets its requirements. Heavy modules late."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from servecast.arguments import scenario_argument, set_option
+from servecast.errors import ServecastError
+
+PARTIAL = 130
+
+
+def _numbers(word: str, option: str) -> list[int]:
+    try:
+        found = [int(part) for part in word.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise ServecastError(f"{option} {word}: expected whole numbers of 1 or more, such as 1,2,4")
+    return list(dict.fromkeys(found))
+
+
+def _splits(word: str | None) -> list[tuple[int, int] | None]:
+    if word is None:
+        return [None]
+    found: list[tuple[int, int] | None] = [None]
+    for part in word.split(","):
+        match = re.fullmatch(r"\s*(\d+):(\d+)\s*", part)
+        if match is None or not (int(match[1]) and int(match[2])):
+            raise ServecastError(f"--split {part.strip()!r}: expected prefill:decode, such as 1:1,1:2")
+        found.append((int(match[1]), int(match[2])))
+    return found
+
+
+def _budget(word: str | None) -> float | None:
+    """Dollars per hour."""
+    if word is None:
+        return None
+    match = re.fullmatch(r"\s*\$?([0-9]+(?:\.[0-9]+)?)\s*/?\s*(h|hour|month)?\s*", word)
+    if match is None or not float(match[1]):
+        raise ServecastError(f"--budget {word!r}: expected dollars an hour or a month, such as 40/h or 20000/month")
+    from reports.planning.facts import HOURS_A_MONTH
+
+    return float(match[1]) / (HOURS_A_MONTH if match[2] == "month" else 1)
+
+
+@click.command()
+@scenario_argument
+@click.option(
+    "--slo",
+    multiple=True,
+    metavar="LIMITS",
+    help='What is required: "p99 ttft < 1s, p95 tpot < 50ms", "chat: p99 ttft < 500ms", "goodput > 99 %". '
+    "[default: 99 % of requests meet the scenario's slo]",
+)
+@click.option("--gpus", metavar="A,B", help="GPUs to choose from. [default: all with a price and a measured profile]")
+@click.option("--prices", "price_set", metavar="SET", help="A price set (servecast list prices) or a file.")
+@click.option("--price", "own", multiple=True, metavar="GPU=DOLLARS", help="Dollars per GPU-hour; may be repeated.")
+@click.option("--budget", metavar="DOLLARS", help="At most so much: 40/h or 20000/month.")
+@click.option("--tp", "tps", default="1,2,4,8", metavar="N,M", help="Tensor parallel sizes. [default: 1,2,4,8]")
+@click.option("--pp", "pps", default="1", metavar="N,M", help="Pipeline stages. [default: 1]")
+@click.option("--split", metavar="P:D,...", help="Also prefill and decode apart, in these proportions.")
+@click.option(
+    "--vary", multiple=True, metavar="KEY=VALUES", help="Limits to choose from. [default: vLLM's batch limits]"
+)
+@click.option("--spare", type=click.IntRange(0, 1000), default=0, metavar="N", help="Replicas beside those needed.")
+@click.option("--max-gpus", type=click.IntRange(1, 100_000), default=1024, metavar="N", help="[default: 1024]")
+@click.option("--draws", type=click.IntRange(0, 200), default=10, metavar="N", help="Draws of the error. [default: 10]")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at a time. [default: one a core]")
+@set_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the report. [default: runs/, the name of the scenario file and -plan]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON only; write files only with --out.")
+def plan(
+    scenario: Path,
+    slo: tuple[str, ...],
+    gpus: str | None,
+    price_set: str | None,
+    own: tuple[str, ...],
+    budget: str | None,
+    tps: str,
+    pps: str,
+    split: str | None,
+    vary: tuple[str, ...],
+    spare: int,
+    max_gpus: int,
+    draws: int,
+    workers: int | None,
+    overrides: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Find the cheapest deployment for the traffic of SCENARIO that meets what is required, and say how sure that is.
+
+    GPUs, layouts, limits of the engine and numbers of replicas are searched; the cluster of SCENARIO is one of them.
+
+    \b
+    servecast plan scenario.yaml --slo "p99 ttft < 1s, p95 tpot < 50ms"
+    servecast plan scenario.yaml --slo "p99 ttft < 1s" --gpus h100-sxm,l40s --budget 40/h --spare 1
+    """
+    from servecast.planning.facts import facts_of
+    from servecast.planning.plan import plan as find
+    from servecast.planning.prices import prices_of
+
+    prices, source = prices_of(price_set, own)
+    settings = None
+    if vary:
+        settings = _settings(vary)
+    show, close = _progress()
+    try:
+        found = find(
+            scenario, slo, overrides=overrides, gpus=[g.strip() for g in gpus.split(",")] if gpus else (),
+            prices=prices, price_source=source, settings=settings, tps=_numbers(tps, "--tp"), pps=_numbers(pps, "--pp"),
+            splits=_splits(split), budget=_budget(budget), most_gpus=max_gpus, spare=spare, draws=draws,
+            jobs=workers or _cores(), told=show,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        click.echo("Ended early: a plan has no part that could be kept.", err=True)
+        sys.exit(PARTIAL)
+    finally:
+        close()
+    facts = facts_of(found)
+    if as_json:
+        click.echo(json.dumps(facts.plain(), indent=1, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        from reports.planning.terminal import print_plan
+
+        print_plan(facts, Console())
+        out = out or Path("runs") / f"{scenario.stem}-plan"
+    if out is not None:
+        _save(out, facts)
+        if not as_json:
+            click.echo(f"Report: {out / 'report.html'}   (also plan.json)")
+
+
+def _settings(vary: tuple[str, ...]) -> dict[str, list[Any]]:
+    from servecast.sweeping.axes import axes_of
+
+    found: dict[str, list[Any]] = {}
+    for axis in axes_of(vary):
+        if len(axis.keys) > 1:
+            raise ServecastError(f"--vary {'+'.join(axis.keys)}: a plan varies one key at a time")
+        if axis.keys[0].startswith("cluster"):
+            raise ServecastError(f"--vary {axis.keys[0]}: a plan finds the cluster; use --gpus, --tp, --pp, --split")
+        found[axis.keys[0]] = [values[0] for values in axis.settings]
+    return found
+
+
+def _save(folder: Path, facts: Any) -> None:
+    from reports.planning.page import plan_html
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "plan.json").write_text(json.dumps(facts.plain(), indent=1, allow_nan=False), encoding="utf-8")
+        (folder / "report.html").write_text(plan_html(facts), encoding="utf-8")
+    except OSError as error:
+        raise ServecastError(f"{folder}: cannot write the plan: {error.strerror or error}") from None
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _progress() -> tuple[Callable[[str, int, int], None], Callable[[], None]]:
+    """A line on a terminal's stderr; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return (lambda what, done, total: None), (lambda: None)
+
+    def show(what: str, done: int, total: int) -> None:
+        sys.stderr.write(f"\r\x1b[K{what} {done} of {total}")
+        sys.stderr.flush()
+
+    def close() -> None:
+        sys.stderr.write("\r\x1b[K")
+
+    return show, close

@@ -1,0 +1,110 @@
+"""A plan in plain figures and words, for reports and JSON."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from reports.planning.facts import Change, Facts, Figure, Option, Point
+from servecast.planning.evidence import enough
+from servecast.planning.examine import MEETS, Outcome, Trial
+from servecast.planning.slo import Requirement
+from servecast.yamlfile import dump_yaml
+
+if TYPE_CHECKING:
+    from servecast.planning.plan import Plan
+
+NOTES = (
+    "the router sends requests to the replica with the fewest, unless the scenario names another",
+    "replicas are alike; those of the search are simulated all together, with the scenario's own seed",
+    "a run in which work piles up, or a request is turned away, meets nothing",
+)
+
+
+def facts_of(plan: Plan) -> Facts:
+    """Everything that terminal, page and JSON show."""
+    options = [_option(plan, outcome) for outcome in plan.searched.outcomes]
+    best = plan.winner
+    answer = None
+    if best is not None:
+        trials = plan.evidence.verified if plan.evidence else ()
+        answer = _shown(plan, best, plan.replicas, plan.spare, trials[0] if trials else best.trial)
+    more = plan.evidence
+    unpriced = [f"{gpu} is left out: it has no price" for gpu in plan.unpriced]
+    return Facts(
+        title=f"The cheapest deployment for {plan.scenario.name}",
+        traffic=_traffic(plan),
+        required=tuple(map(str, plan.requirements)),
+        answer=answer,
+        spare=plan.spare,
+        raised=plan.raised,
+        starts=plan.starts,
+        verified=tuple(_figures(plan.requirements, trial) for trial in (more.verified if more else ())),
+        verified_requests=plan.verified_requests or enough(plan.requirements),
+        headroom=more.headroom if more else None,
+        breaks=more.breaks if more else "",
+        changes=tuple(
+            Change(s.what, s.factor, s.trial.meets(plan.requirements), _figures(plan.requirements, s.trial))
+            for s in (more.shifts if more else ())
+        ),
+        draws=len(more.draws) if more else 0,
+        draws_met=more.draws_met if more else 0,
+        runner_up=None if plan.runner_up is None else _option(plan, plan.runner_up),
+        closest=None if plan.closest is None else _option(plan, plan.closest),
+        options=tuple(options),
+        same=plan.searched.same,
+        simulations=plan.searched.simulated,
+        points=tuple(_points(plan)),
+        limit=None if plan.requirements[0].metric == "goodput" else plan.requirements[0].limit,
+        prices={gpu: plan.prices[gpu] for gpu in sorted({o.candidate.gpu for o in plan.searched.outcomes})},
+        price_source=plan.price_source,
+        notes=(*NOTES, *unpriced),
+        scenario=dump_yaml(plan.scenario.model_dump(exclude_none=True, exclude_defaults=True, mode="json")),
+        version=version("servecast"),
+    )
+
+
+def _traffic(plan: Plan) -> str:
+    rate = "a closed loop" if plan.rate is None else f"{plan.rate:.4g} requests a second"
+    return f"{plan.scenario.model}, {rate}; required: {', '.join(map(str, plan.requirements))}"
+
+
+def _option(plan: Plan, outcome: Outcome) -> Option:
+    return _shown(plan, outcome, outcome.replicas, 0, outcome.trial)
+
+
+def _shown(plan: Plan, outcome: Outcome, replicas: int, spare: int, trial: Trial | None) -> Option:
+    candidate = outcome.candidate
+    count = replicas + spare if replicas else 0
+    return Option(
+        what=str(candidate),
+        gpu=candidate.gpu,
+        status=outcome.status,
+        replicas=replicas,
+        gpus=count * candidate.gpus,
+        dollars_per_hour=plan.price(candidate, count) if count else None,
+        why="" if outcome.status == MEETS else outcome.why,
+        figures=() if trial is None else _figures(plan.requirements, trial),
+        tried={t.replicas: t.meets(plan.requirements) for t in outcome.trials},
+    )
+
+
+def _figures(requirements: tuple[Requirement, ...], trial: Trial) -> tuple[Figure, ...]:
+    return tuple(
+        Figure(str(r), r.metric, r.limit, value, r.shown(value), r.met(value))
+        for r, value in zip(requirements, trial.values, strict=True)
+    )
+
+
+def _points(plan: Plan) -> list[Point]:
+    """Simulations that keep up and meet all but, perhaps, the first requirement."""
+    first, *others = plan.requirements
+    found = []
+    for outcome in plan.searched.outcomes:
+        for trial in outcome.trials:
+            value, *rest = trial.values
+            good = trial.keeps_up and all(r.met(v) for r, v in zip(others, rest, strict=True))
+            if good and value is not None and first.metric != "goodput":
+                price = plan.price(outcome.candidate, trial.replicas + plan.spare)
+                found.append(Point(price, value, f"{trial.replicas} x {outcome.candidate}", first.met(value)))
+    return found

@@ -1,0 +1,237 @@
+"""The cheapest deployment: requirements as people write them, bounds that leave out only what cannot be, a search that
+finds what trying everything finds, and what is said of the answer."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from reports.planning.page import plan_html
+from servecast.cli import main
+from servecast.errors import ServecastError
+from servecast.planning.bounds import bound
+from servecast.planning.candidates import Candidate, candidates
+from servecast.planning.examine import FAILS, MEETS, Case, examine, look, setup_of, trial_of
+from servecast.planning.facts import facts_of
+from servecast.planning.load import scaled
+from servecast.planning.plan import plan
+from servecast.planning.search import search
+from servecast.planning.slo import Requirement, parse_requirements
+from servecast.sweeping.runs import Base
+from servecast.yamlfile import dump_yaml
+from tests.servecast.helpers import fixed
+
+PRICES = {"h100-sxm": 3.5, "l40s": 1.1, "a100-sxm": 1.6}
+SCENARIO: dict[str, Any] = {
+    "name": "chat",
+    "model": "llama-3.1-8b",
+    "engine": {"preset": "vllm-0.19", "max_model_len": 4096},
+    "cluster": {"gpu": "h100-sxm"},
+    "workload": {"num_requests": 300, "arrivals": {"kind": "poisson", "rate": 30}, "lengths": fixed(800, 80)},
+}
+REQUIRED = ("p90 ttft < 500ms, p90 tpot < 60ms",)
+
+
+class Here:
+    """Runs what is submitted at once, in this process."""
+
+    def submit(self, call: Any, *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(call(*args))
+        return future
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("plan") / "chat.yaml"
+    file.write_text(dump_yaml(SCENARIO), encoding="utf-8")
+    return file
+
+
+def case(path: Path, *required: str) -> Case:
+    return Case(Base.of(path), parse_requirements(required or REQUIRED), 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("p99 ttft < 1s", "p99 ttft <= 1 s"),
+        ("p99.9 ttft<=250ms", "p99.9 ttft <= 250 ms"),
+        ("mean e2e < 20 s", "mean e2e <= 20 s"),
+        ("median tpot < 50ms", "p50 tpot <= 50 ms"),
+        ("goodput > 99 %", "goodput >= 99 %"),
+        ("goodput >= 0.95", "goodput >= 95 %"),
+        ("chat: p95 tpot < 50ms", "chat: p95 tpot <= 50 ms"),
+    ],
+)
+def test_requirements_are_read_as_people_write_them(text: str, shown: str) -> None:
+    assert [str(r) for r in parse_requirements([text], ["chat"])] == [shown]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not a requirement"),
+        ("ttft < 1s", "which figure is meant is missing"),
+        ("p99 tttft < 1s", "did you mean 'ttft'"),
+        ("p99 ttft > 1s", "latencies have an upper limit"),
+        ("p99 ttft < 1", "write 1s or 1ms"),
+        ("p100 ttft < 1s", "not a figure"),
+        ("p99 ttft < 0s", "nothing takes no time"),
+        ("goodput > 101 %", "not a share"),
+        ("goodput < 99 %", "lower limit"),
+        ("code: p99 ttft < 1s", "has no class 'code'"),
+        ("chat: p99 itl < 1s", "not known by class"),
+    ],
+)
+def test_what_is_no_requirement_is_said(text: str, said: str) -> None:
+    with pytest.raises(ServecastError, match="--slo") as error:
+        parse_requirements([text], ["chat"])
+    assert said in error.value.problems[0]
+
+
+def test_all_wrong_requirements_are_said_at_once() -> None:
+    with pytest.raises(ServecastError) as error:
+        parse_requirements(["p99 ttft > 1s, tpot < 50ms"])
+    assert len(error.value.problems) == 2
+
+
+def test_the_search_finds_what_trying_everything_finds(path: Path) -> None:
+    """The cheapest configuration, and the fewest replicas of it, over all of them one by one."""
+    here, all_of = case(path), list(candidates(Base.of(path).scenario({}), PRICES, {}, tps=(1, 2)))
+    found = search(here, all_of, PRICES, Here(), 1)  # type: ignore[arg-type]
+    best = min((o for o in found.outcomes if o.status == MEETS), key=lambda o: PRICES[o.candidate.gpu] * o.gpus)
+    price = PRICES[best.candidate.gpu] * best.gpus
+    for candidate in all_of:
+        each = PRICES[candidate.gpu] * candidate.gpus
+        for replicas in range(1, int((price - 1e-9) // each) + 1):
+            if each * replicas < price - 1e-9:
+                trial = trial_of(setup_of(here.base, candidate, replicas), here.requirements, replicas)
+                assert not trial.meets(here.requirements), (str(candidate), replicas)
+    again = trial_of(setup_of(here.base, best.candidate, best.replicas), here.requirements, best.replicas)
+    assert again.meets(here.requirements)
+    assert found.counts()["price"] > 0  # some were never simulated
+
+
+def test_bounds_leave_out_only_what_cannot_be(path: Path) -> None:
+    for gpu in PRICES:
+        candidate = Candidate(gpu)
+        setup = setup_of(Base.of(path), candidate)
+        requirements = parse_requirements(REQUIRED)
+        least = bound(setup, requirements)
+        assert not least.why
+        outcome = examine(case(path), candidate, 1, 1, None)
+        assert outcome.status == MEETS
+        assert least.replicas <= outcome.replicas
+
+
+def test_what_no_number_of_replicas_can_do_is_not_simulated(path: Path) -> None:
+    outcome = look(case(path, "p90 tpot < 1ms"), Candidate("l40s"))
+    assert outcome.status == "bound"
+    assert "a token alone takes" in outcome.why
+    assert "a prompt alone takes" in look(case(path, "p90 ttft < 5ms"), Candidate("l40s")).why
+    assert look(case(path), Candidate("h100-sxm", tp=3)).status == "invalid"
+
+
+def test_a_candidate_that_fails_says_which_requirement_and_by_how_much(path: Path) -> None:
+    """A limit below what a step with somebody's prompt takes: more replicas help only so far."""
+    outcome = examine(case(path, "p90 tpot < 8ms"), Candidate("a100-sxm"), 1, 1, 3)
+    assert outcome.status == FAILS
+    assert outcome.why
+
+
+def test_other_traffic_is_the_same_requests_faster_or_longer(path: Path) -> None:
+    setup = setup_of(Base.of(path), Candidate("h100-sxm"))
+    trace = setup.requests.trace
+    faster = scaled(setup, rate=2.0).requests.trace
+    assert (faster.arrival_s * 2 == trace.arrival_s).all()
+    longer = scaled(setup, prompt=1.5, output=0.5).requests.trace
+    assert set(longer.prompt_tokens) == {1200}
+    assert set(longer.output_tokens) == {40}
+
+
+def test_requirements_count_requests_beyond_them() -> None:
+    assert Requirement("ttft", 99.0, 1.0).tail == pytest.approx(0.01)
+    assert Requirement("goodput", "share", 0.98).tail == pytest.approx(0.02)
+    assert Requirement("ttft", "mean", 1.0).excess(1.5) == pytest.approx(0.5)
+
+
+@pytest.fixture(scope="module")
+def found(path: Path) -> Any:
+    return plan(
+        path, REQUIRED, gpus=["h100-sxm", "l40s"], prices=PRICES, price_source="a test", settings={}, tps=(1,),
+        draws=2, spare=1,
+    )  # fmt: skip
+
+
+def test_a_plan_is_verified_on_fresh_seeds_and_weighed(found: Any) -> None:
+    facts = facts_of(found)
+    assert facts.answer is not None
+    assert facts.answer.dollars_per_hour == pytest.approx(found.price_per_hour)
+    assert facts.answer.gpus == found.replicas + 1  # the spare one is paid for
+    assert len(facts.verified) == 2
+    assert all(figure.met for row in facts.verified for figure in row)
+    assert facts.headroom is None or facts.headroom >= 1
+    assert {change.what for change in facts.changes} == {"rate", "prompt", "output"}
+    assert facts.draws == 2
+    assert facts.runner_up is not None
+    assert facts.runner_up.gpu != facts.answer.gpu
+    assert json.loads(json.dumps(facts.plain(), allow_nan=False))["counts"]
+
+
+def test_more_traffic_than_the_headroom_breaks_it(found: Any, path: Path) -> None:
+    if found.evidence.headroom is None:
+        pytest.skip("it carries several times the traffic")
+    here = case(path)
+    setup = setup_of(here.base, found.winner.candidate, found.replicas)
+    assert trial_of(scaled(setup, rate=found.evidence.headroom), here.requirements, 1).meets(here.requirements)
+    assert not trial_of(scaled(setup, rate=1.05 * found.evidence.headroom), here.requirements, 1).meets(
+        here.requirements
+    )
+
+
+def test_the_page_has_the_answer_first_and_escapes_what_users_write(found: Any) -> None:
+    page = plan_html(facts_of(found))
+    assert page.index("an hour") < page.index("All configurations")
+    assert len(page) < 6e6
+    assert "<script>alert" not in page
+
+
+def run(*args: str) -> Any:
+    return CliRunner().invoke(main, ["plan", *args])
+
+
+def test_requirements_that_nothing_meets_end_in_the_closest(path: Path, tmp_path: Path) -> None:
+    done = run(
+        str(path), "--slo", "p90 tpot < 9ms", "--gpus", "a100-sxm", "--tp", "1", "--max-gpus", "2", "--draws", "0",
+        "--vary", "engine.max_num_seqs=64", "--workers", "1", "--out", str(tmp_path / "plan"),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "Nothing that was tried meets the requirements" in done.output
+    assert (tmp_path / "plan" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--gpus", "h100-sxmm"), "did you mean 'h100-sxm'"),
+        (("--gpus", "gb200"), "has no price"),
+        (("--budget", "much"), "expected dollars an hour or a month"),
+        (("--tp", "0"), "whole numbers of 1 or more"),
+        (("--split", "1-1"), "prefill:decode"),
+        (("--prices", "runpodd"), "did you mean 'runpod'"),
+        (("--price", "h100-sxm=free"), "GPU=DOLLARS"),
+        (("--vary", "cluster.tp=1,2"), "a plan finds the cluster"),
+        (("--slo", "p99 ttft"), "not a requirement"),
+    ],
+)
+def test_mistakes_are_said(path: Path, args: tuple[str, ...], said: str) -> None:
+    done = run(str(path), *(("--slo", "p90 ttft < 1s") if "--slo" not in args else ()), *args)
+    assert done.exit_code == 2
+    assert said in done.output
+    assert "Traceback" not in done.output
