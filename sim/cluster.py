@@ -16,6 +16,7 @@ from calibrate.cost import StepCost
 from calibrate.engine import FrontEndTime
 from servecast.errors import ServecastError, one_of
 from sim.autoscaler import Autoscaler
+from sim.bootstrap import BootstrapDesk
 from sim.changes import Changes
 from sim.clock import Clock
 from sim.direct import Direct
@@ -31,6 +32,7 @@ from sim.request import Request
 from sim.routers import Fleet, Known
 from sim.schedulers import Scheduler
 from sim.source import Desk, Source
+from sim.split_replicas import SIDES
 from sim.state import State
 from sim.steplog import Log
 from sim.windows import ONE, Tables
@@ -95,6 +97,7 @@ class Cluster:
         self._source = source
         self._clock = Clock()
         self._asks = routing.asks
+        self._bootstraps = routing.split is not None and routing.split.bootstraps
         self.front_ends: list[FrontEnd] = []
         for pool in pools:
             self._start(pool)
@@ -156,7 +159,8 @@ class Cluster:
             return direct("unified", routing.router, routing.parameters)
         prefill = direct("prefill", routing.router, routing.parameters)
         decode = direct("decode", split.router, split.parameters)
-        return SplitDesk(self._clock, self.log, prefill, decode, split, of)
+        desk = BootstrapDesk if split.bootstraps else SplitDesk
+        return desk(self._clock, self.log, prefill, decode, split, of)
 
     def _start(self, pool: Pool) -> None:
         """Start the replicas of a pool."""
@@ -178,7 +182,8 @@ class Cluster:
         if pool.stages is not None:
             replica: Replica = Pipeline(*parts, pool.stages, self.log, self._ended, fills=pool.fills_queue, **options)
         elif group is None:
-            replica = Replica(*parts, pool.cost, self.log, self._ended, **options)
+            make = SIDES.get(pool.role, Replica) if self._bootstraps else Replica
+            replica = make(*parts, pool.cost, self.log, self._ended, **options)
         else:
             replica = Rank(group, *parts, self.log, self._ended, **options)
         return FrontEnd(self._clock, replica, self.log, self._ended, pool.front_end)

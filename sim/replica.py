@@ -89,7 +89,12 @@ class Replica(Engine):
             self._log.record(self.index, request, request.output_tokens)
             # By an event of its own: a client whose requests are all rejected would otherwise recurse.
             self._clock.call_at(request.entered_s, lambda _: self._on_finish(request, request.entered_s))
-        elif self.batch is None:
+        else:
+            self._take(request)
+
+    def _take(self, request: Request) -> None:
+        """`request` is in the queue from now on."""
+        if self.batch is None:
             self.state.enqueue(request)
             self._wake_up(request.entered_s)
         else:

@@ -32,6 +32,11 @@ class Scheduler:
         return type(self).__name__
 
     @property
+    def swaps(self) -> bool:
+        """Whether KV of those that are preempted goes to the memory of the host."""
+        return False
+
+    @property
     def by_priority(self) -> bool:
         """Whether requests wait by their priority, not as they came."""
         return False

@@ -147,7 +147,7 @@ def test_what_can_handle_one_pool_says_so() -> None:
         (["cluster.split.connector=sglang-nixl"], "cluster.split.connector: "),
         (["cluster.split.local_tokens=-1"], "cluster.split.local_tokens"),
         (["cluster.split.router=session-affinity"], "cluster.split.router: session-affinity goes by sessions"),
-        (["engine.preset=vllm-0.6"], "are simulated with vLLM's V1 scheduler; vllm-0.6 plans with VllmV0"),
+        (["engine.preset=vllm-0.6"], "are simulated with vLLM's V1 scheduler and with SGLang's; vllm-0.6"),
         (
             ["engine.kv_cache_dtype=fp8", "cluster.pools.1.engine.kv_cache_dtype=auto"],
             "KV is fp8 on the prefill side, bf16 on the decode",
@@ -159,6 +159,55 @@ def test_what_can_handle_one_pool_says_so() -> None:
 def test_a_split_that_cannot_be(changes: list[str], expected: str) -> None:
     with pytest.raises(ServecastError) as caught:
         set_up(load_scenario(SPLIT, [SMALL, *changes]))
+    assert any(expected in problem for problem in caught.value.problems), caught.value.problems
+
+
+SGLANG = ('engine={"preset":"sglang-0.5"}', "cluster.split.link=rdma-400")
+
+
+def test_sglang_reads_a_prompt_once_the_decode_side_has_its_blocks(tmp_path: Path) -> None:
+    result = of(SPLIT, SMALL, *SGLANG)
+    s = result.summary()
+    handed = s["handed_over"]
+    assert handed["requests"] == s["completed"] == 200
+    stages = ("decode_queue", "queue", "prefill", "link_queue", "transfer", "first_decode")
+    assert sum(handed[f"mean_{stage}_ms"] for stage in stages) == pytest.approx(s["mean_ttft_ms"])
+    assert all(handed[f"mean_{stage}_ms"] > 0 for stage in stages)
+    assert (result.transfers["reserved_s"] < result.transfers["read_s"]).all()
+    options = [pool["engine_options"] for pool in result.manifest["pools"]]
+    assert [o["disable_radix_cache"]["value"] for o in options] == [False, True], "as SGLang's decode servers do"
+    assert result.steps["prefill_tokens"].sum() == s["total_input_tokens"], "no token is read twice"
+    again = tmp_path / "again.yaml"
+    again.write_text(dump_yaml(set_up(load_scenario(SPLIT, [SMALL, *SGLANG])).resolved()))
+    assert simulate(load_scenario(again)).summary() == s
+
+
+def test_a_small_decode_pool_delays_sglangs_prefill_and_fills_vllms() -> None:
+    """The decode side has room for a few prompts at a time: SGLang's prefill side holds no more than these."""
+    small = ("cluster.pools.1.replicas=1", "cluster.split.link=rdma-400")
+    sglang = of(SPLIT, SMALL, *small, SGLANG[0], "cluster.pools.1.engine.max_total_tokens=40000").summary()
+    vllm = of(SPLIT, SMALL, *small, "cluster.pools.1.engine.num_gpu_blocks_override=2500").summary()
+    assert sglang["handed_over"]["mean_decode_queue_ms"] > 1000
+    assert vllm["handed_over"]["mean_decode_queue_ms"] > 1000
+    held = [s["pools"]["prefill"]["kv_peak_fraction"] for s in (sglang, vllm)]
+    assert held[0] < 0.3 * held[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["cluster.split.first_token=prefill"], "SGLang's decode side streams all tokens"),
+        (["cluster.split.local_tokens=10"], "SGLang's decode side reads no prompts itself"),
+        (["cluster.split.connector=nixl"], "nixl is vllm's, the prefill side's engine sglang-0.5"),
+        (["cluster.split.link=null"], "there are some for rdma"),
+        (["cluster.pools.1.engine.preset=vllm-0.19"], "sglang-mooncake is sglang's, the decode side's engine vllm-0.19"),
+        (["workload.n=2"], "several samples of one prompt"),
+        (["engine.disaggregation_mode=prefill"], "pools have a role, prefill or decode"),
+    ],
+)
+def test_what_a_split_of_sglang_cannot_be(changes: list[str], expected: str) -> None:
+    with pytest.raises(ServecastError) as caught:
+        set_up(load_scenario(SPLIT, [SMALL, *SGLANG, *changes]))
     assert any(expected in problem for problem in caught.value.problems), caught.value.problems
 
 
