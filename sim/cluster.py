@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from calibrate.cost import StepCost
 from calibrate.engine import FrontEndTime
-from servecast.errors import ServecastError, one_of
+from servecast.errors import ServecastError
 from sim.autoscaler import Autoscaler
 from sim.bootstrap import BootstrapDesk
 from sim.changes import Changes
@@ -35,6 +35,7 @@ from sim.source import Desk, Source
 from sim.split_replicas import SIDES
 from sim.state import State
 from sim.steplog import Log
+from sim.stuck import why_stuck
 from sim.windows import ONE, Tables
 from workloads.generate import stream
 
@@ -212,7 +213,8 @@ class Cluster:
             for number in range(len(self.front_ends)):
                 self._record_stages(number)
         if len(requests) != self._source.total:
-            raise ServecastError(self._stuck())
+            replicas = [front_end.replica for front_end in self.front_ends]
+            raise ServecastError(why_stuck(replicas, self._desks, len(requests), self._source.total))
         return True
 
     def _record_stages(self, number: int) -> None:
@@ -259,22 +261,3 @@ class Cluster:
         """A decode replica has the blocks for what it pulls."""
         assert isinstance(request.of, HandOver)
         request.of.pull(request, found, now)
-
-    def _stuck(self) -> str:
-        done = len(self.log.requests)
-        stuck = [front_end.replica for front_end in self.front_ends if front_end.in_flight]
-        if waiting := sum(len(desk.waiting) for desk in self._desks):
-            return (
-                f"{waiting} requests wait for a replica, after {done} of {self._source.total}: all that could serve "
-                "them have failed or were drained, and none will be back; give failures a repair time, or start others"
-            )
-        states = "; ".join(
-            f"replica {r.index}: {len(r.state.waiting)} waiting, {len(r.state.running)} running, "
-            f"{r.state.kv.free} of {r.state.kv.usable} KV blocks free"
-            for r in stuck
-        )
-        policies = one_of(dict.fromkeys(r.policy for r in stuck))
-        return (
-            f"no progress: {policies} plans nothing while work waits, after {done} of {self._source.total} requests "
-            f"({states})"
-        )

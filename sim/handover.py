@@ -246,6 +246,14 @@ class SplitDesk:
         """How many requests there are that it would get, were it there."""
         return self._side(number).waiting_for(number)
 
+    def reads(self, number: int) -> bool:
+        """Whether that replica is of the prefill side."""
+        return number in self._prefill
+
+    def answers(self, number: int) -> bool:
+        """Whether it is of the decode side."""
+        return number in self._decode
+
     def _side(self, number: int) -> Direct:
         return self._prefill if number in self._prefill else self._decode
 

@@ -59,6 +59,15 @@ class Replica(Engine):
         return str(self._scheduler)
 
     @property
+    def remedy(self) -> str:
+        """What its policy's options can do about a lack of blocks."""
+        return self._scheduler.remedy
+
+    def wants(self, request: Request) -> int:
+        """For how many tokens there must be blocks before a waiting request gets any."""
+        return self._scheduler.wants(request)
+
+    @property
     def kv_used(self) -> float:
         """The share of its KV blocks that are in use now."""
         kv, free = self.state.kv, self.state.kv.free

@@ -54,7 +54,7 @@ class Sglang(Scheduler):
     prefix_tree = True
     reserves = True  # what could not come to its max_tokens is cut when it arrives
     overruns = True
-    remedy = "raise schedule_conservativeness, or lower max_running_requests or chunked_prefill_size"
+    more_room = "raise schedule_conservativeness, or lower max_running_requests or chunked_prefill_size"
 
     def plan(self, state: State) -> Batch:
         """The next step's batch; takes its blocks."""
@@ -92,7 +92,7 @@ class Sglang(Scheduler):
         if state.kv.free < 0:
             raise ServecastError(
                 f"SGLang runs out of memory and stops: step {state.step} takes {-state.kv.free} KV pages more than are "
-                f"left. Its admission expected shorter answers: {self.remedy}"
+                f"left. Its admission expected shorter answers: {self.more_room}"
             )
 
     @property

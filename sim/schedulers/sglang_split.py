@@ -51,7 +51,8 @@ class SglangDecode(Sglang):
     """The side that answers. `look` is what it does before it plans: an engine that plans ahead looks for the next plan
     when a step begins."""
 
-    remedy = "raise num_reserved_decode_tokens, or lower max_running_requests"
+    more_room = "raise num_reserved_decode_tokens, or lower max_running_requests"
+    remedy = "lower num_reserved_decode_tokens"
     _members: list[Request] = field(default_factory=list)  # running_batch.reqs: those of the last step, and who joined
     _joined: list[Request] = field(default_factory=list)  # by the last plan
     unsettled: bool = False  # the last plan, of nothing, was the first that knew of who has ended: the next sees more
@@ -114,6 +115,10 @@ class SglangDecode(Sglang):
         for request in _there(state):
             request.ticket = READY
         self._expect(state, batch)
+
+    def wants(self, request: Request) -> int:
+        """For its prompt, and what is reserved for its answer."""
+        return request.prompt_tokens + self.num_reserved_decode_tokens
 
     def arrival_matters(self, state: State) -> bool:
         """It cannot while somebody ahead of it has no blocks."""

@@ -41,6 +41,8 @@ class VllmV1(Scheduler):
     pulled_queue: Literal["never", "fcfs", "always"] = "always"
     pulls_spare_prefills: bool = True
 
+    remedy = "take vLLM 0.32, where those whose KV has come go first, or scheduling_policy fcfs"
+
     @property
     def by_priority(self) -> bool:
         """The queue goes by priority."""

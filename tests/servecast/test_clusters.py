@@ -200,7 +200,10 @@ def test_a_small_decode_pool_delays_sglangs_prefill_and_fills_vllms() -> None:
         (["cluster.split.local_tokens=10"], "SGLang's decode side reads no prompts itself"),
         (["cluster.split.connector=nixl"], "nixl is vllm's, the prefill side's engine sglang-0.5"),
         (["cluster.split.link=null"], "there are some for rdma"),
-        (["cluster.pools.1.engine.preset=vllm-0.19"], "sglang-mooncake is sglang's, the decode side's engine vllm-0.19"),
+        (
+            ["cluster.pools.1.engine.preset=vllm-0.19"],
+            "sglang-mooncake is sglang's, the decode side's engine vllm-0.19",
+        ),
         (["workload.n=2"], "several samples of one prompt"),
         (["engine.disaggregation_mode=prefill"], "pools have a role, prefill or decode"),
     ],

@@ -261,3 +261,10 @@ def test_invariants(rows, shape, wire, patience, failures):
         assert done.all()
         if changes is None:
             assert cluster.log.steps.table()["output_tokens"].sum() == requests["output_tokens"].sum()
+
+
+def test_a_prompt_that_does_not_fit_with_what_is_reserved_is_named():
+    """SGLang would wait for ever, and so would those behind."""
+    expected = r"wants 160 blocks, 159 of 159 are free.*lower num_reserved_decode_tokens"
+    with pytest.raises(ServecastError, match=expected):
+        run([(0.0, 100, 2), (1.0, 10, 2)], sides(blocks=(1000, 160), num_reserved_decode_tokens=60))
