@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from calibrate.connectors import TransferLink, load_connector, load_transfer_link, node_link, transfer_link_names
+from calibrate.connectors import (
+    Connector,
+    TransferLink,
+    load_connector,
+    load_transfer_link,
+    node_link,
+    transfer_link_names,
+)
+from calibrate.options import preset_names
 from calibrate.routes import Side
 from calibrate.transfer import TransferCosts
 from servecast.errors import ServecastError, one_of
@@ -32,10 +40,7 @@ def split_of(scenario: Scenario, pools: Sequence[PoolSetup], requests: Requests)
     bootstraps = isinstance(pools[prefill[0]].scheduler, SglangPrefill)
     problems, transfers = list(_not_sglang(part)) if bootstraps else [], {}
     if connector.pieces == "layers":
-        problems.append(
-            f"cluster.split.connector: {connector.name} sends layers while it reads, which is not simulated yet; nixl, "
-            "nixl-push, mooncake and lmcache move whole prompts"
-        )
+        problems += _not_pushed(scenario, connector, pools)
     for i in prefill:
         for j in decode:
             source, to = pools[i], pools[j]
@@ -68,7 +73,23 @@ def split_of(scenario: Scenario, pools: Sequence[PoolSetup], requests: Requests)
         first_token=part.first_token,
         local_tokens=part.local_tokens,
         bootstraps=bootstraps,
+        layers=pools[prefill[0]].model.layers if connector.pieces == "layers" else 0,
     )
+
+
+def _not_pushed(scenario: Scenario, connector: Connector, pools: Sequence[PoolSetup]) -> Iterator[str]:
+    """What cannot be where KV is sent while it is computed."""
+    where, presets = "cluster.split.connector", preset_names()
+    for preset in dict.fromkeys(pool.engine.preset for pool in pools if pool.role != "unified"):
+        if connector.until is not None and preset in presets[presets.index(connector.until) + 1 :]:
+            yield f"{where}: {preset} has no {connector.name} any more; take {connector.until}, or another connector"
+    if any(pool.group is not None for pool in pools):
+        yield f"{where}: {connector.name} is not simulated for engines that step together; take another connector"
+    if any(pool.layout.pp > 1 for pool in pools):
+        yield f"{where}: {connector.name} is not simulated for pipeline stages; take another connector"
+    parts = scenario.cluster.pools
+    if scenario.cluster.events or any(part.failures or part.autoscale for part in parts):
+        yield f"{where}: {connector.name} is not simulated where replicas come and go; take another connector"
 
 
 def _run_blocks(part: SplitPart, to: PoolSetup, requests: Requests) -> float:

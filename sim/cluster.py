@@ -27,12 +27,13 @@ from sim.kvcache import KVCache
 from sim.lives import Lives
 from sim.lockstep import GroupCost, Lockstep, Rank
 from sim.pipeline import Pipeline, PipelineCost
+from sim.pushed import PushDesk
 from sim.replica import Replica
 from sim.request import Request
 from sim.routers import Fleet, Known
 from sim.schedulers import Scheduler
 from sim.source import Desk, Source
-from sim.split_replicas import SIDES
+from sim.split_replicas import SIDES, PushSide
 from sim.state import State
 from sim.steplog import Log
 from sim.stuck import why_stuck
@@ -98,7 +99,7 @@ class Cluster:
         self._source = source
         self._clock = Clock()
         self._asks = routing.asks
-        self._bootstraps = routing.split is not None and routing.split.bootstraps
+        self._split = routing.split
         self.front_ends: list[FrontEnd] = []
         for pool in pools:
             self._start(pool)
@@ -160,8 +161,19 @@ class Cluster:
             return direct("unified", routing.router, routing.parameters)
         prefill = direct("prefill", routing.router, routing.parameters)
         decode = direct("decode", split.router, split.parameters)
-        desk = BootstrapDesk if split.bootstraps else SplitDesk
-        return desk(self._clock, self.log, prefill, decode, split, of)
+        kind = BootstrapDesk if split.bootstraps else PushDesk if split.layers else SplitDesk
+        desk = kind(self._clock, self.log, prefill, decode, split, of)
+        for front_end in self.front_ends:
+            replica = front_end.replica
+            if isinstance(desk, PushDesk) and isinstance(replica, PushSide) and desk.reads(replica.index):
+                replica.push = desk.push
+        return desk
+
+    def _sort(self, pool: Pool) -> type[Replica]:
+        """What a pool's replicas are, where they do not step together."""
+        if self._split is not None and self._split.bootstraps:
+            return SIDES.get(pool.role, Replica)
+        return PushSide if self._split is not None and self._split.layers and pool.role == "prefill" else Replica
 
     def _start(self, pool: Pool) -> None:
         """Start the replicas of a pool."""
@@ -183,8 +195,7 @@ class Cluster:
         if pool.stages is not None:
             replica: Replica = Pipeline(*parts, pool.stages, self.log, self._ended, fills=pool.fills_queue, **options)
         elif group is None:
-            make = SIDES.get(pool.role, Replica) if self._bootstraps else Replica
-            replica = make(*parts, pool.cost, self.log, self._ended, **options)
+            replica = self._sort(pool)(*parts, pool.cost, self.log, self._ended, **options)
         else:
             replica = Rank(group, *parts, self.log, self._ended, **options)
         return FrontEnd(self._clock, replica, self.log, self._ended, pool.front_end)

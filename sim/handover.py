@@ -30,7 +30,8 @@ class Split:
     posts transfers, else the prefill side's; `posts_first`: before links are busy. `first_token`: which side streams
     it. `local_tokens`: prompts up to so long are read by the decode side itself. `router` and `parameters`: who of the
     decode side gets a request; the prefill side's are the cluster's. `bootstraps`: the decode side has its blocks
-    before the prompt is read, and KV is sent with every chunk (`sim.bootstrap`).
+    before the prompt is read, and KV is sent with every chunk (`sim.bootstrap`). `layers`: in so many pieces KV is sent
+    while the last chunk is computed (`sim.pushed`); 0: not before that is over.
     """
 
     transfers: Mapping[tuple[int, int], Transfer]
@@ -41,6 +42,7 @@ class Split:
     first_token: Literal["decode", "prefill"] = "decode"
     local_tokens: int = 0
     bootstraps: bool = False
+    layers: int = 0
 
 
 class HandOver:

@@ -1,21 +1,22 @@
-"""Replicas that read, and replicas that answer, as in SGLang: what each waits for of the other side.
+"""Replicas that read, and replicas that answer: what each waits for of the other side.
 
-Both look for what is new before each plan (`Polls`). On the prefill side a prompt waits in the bootstrap queue until
-the decode side has its blocks, and its KV is sent with each chunk. On the decode side who has got it joins those that
-decode (`disaggregation/{prefill,decode}.py`, 0.5.9); its first token goes out when it joins, in an engine that plans
-ahead once the step has ended that is in progress when it is planned.
+SGLang's look for what is new before each plan (`Polls`). On the prefill side a prompt waits in the bootstrap queue
+until the decode side has its blocks, and its KV is sent with each chunk. On the decode side who has got it joins those
+that decode (`disaggregation/{prefill,decode}.py`, 0.5.9); its first token goes out when it joins, in an engine that
+plans ahead once the step has ended that is in progress when it is planned.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simpy import Event
 
 from sim.bootstrap import Bootstrapped
 from sim.polls import Polls
+from sim.pushed import Pushed
 from sim.replica import Replica
 from sim.request import Request
 from sim.schedulers.sglang_split import SglangDecode
@@ -83,6 +84,25 @@ class PrefillSide(Replica):
             if request.kept:  # else it was given up
                 _hand_over(request).computed(before + tokens, now)
         return finished
+
+
+class PushSide(Replica):
+    """Reads prompts, and sends their KV layer by layer, as vLLM's P2pNcclConnector does: see `sim.pushed`."""
+
+    push: Callable[[Sequence[Request], float, float], float]
+    """Of those whose prompts a step ends, and when it begins and ends: when their KV is there."""
+
+    def start_run(self, now: float) -> bool:
+        """See `Replica`. A step is not over before all that it sends has arrived."""
+        if not super().start_run(now):
+            return False
+        assert self.batch is not None
+        ended = [r for r, *_ in self.batch.chunks if isinstance(r.of, Pushed) and r.of.goes_on and not r.over
+                 and r.computed == r.target]  # fmt: skip
+        if ended:
+            end_s = self._ends_s[-1]
+            self._ends_s = (max(end_s, self.push(ended, now, end_s)),)
+        return True
 
 
 class DecodeSide(Replica):
@@ -172,4 +192,4 @@ def _ticket(request: Request) -> int:
 
 
 SIDES: Mapping[str, type[Replica]] = {"prefill": PrefillSide, "decode": DecodeSide}
-"""By a pool's role."""
+"""SGLang's, by a pool's role."""

@@ -151,6 +151,14 @@ class State:
         self.pulling[request.id] = request
         batch.pulls.append((request, found))
 
+    def take(self, batch: Batch, found: int) -> None:
+        """As `pull` and `resume` in one: what the lookup has not found is at hand."""
+        self.pull(batch, found)
+        request, _ = batch.pulls.pop()
+        del self.pulling[request.id]
+        self.waiting.appendleft(request)
+        self.resume(batch)
+
     def pulled(self, request: Request) -> None:
         """What `request` pulled is there, and it waits for its turn; if it was given up meanwhile, its blocks are
         free."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -45,3 +46,22 @@ class Wires:
         start = max(posted if self._posts_first else begin, links[source], links[to])
         links[source] = links[to] = moved = start + cost.occupancy_s(tokens)
         return start, max(moved, posted)
+
+    def push(
+        self, pieces: Sequence[tuple[Transfer, int, int]], source: int, start_s: float, end_s: float, layers: int
+    ) -> float:
+        """Send the KV of prompts, (cost, tokens, to) each, `layers` times a part of all while a step from `start_s` to
+        `end_s` computes it: when all is there.
+
+        A flow shop of two machines with equal pieces: the last one leaves at the latest of those that wait for nothing
+        but the one before, from the first, and of the last (see `calibrate.transfer.TransferCosts.exposed_s`).
+        """
+        links, hosts = self._link_free_s, self._host_free_s
+        busy = sum(cost.posting_s(tokens) + cost.occupancy_s(tokens) for cost, tokens, _ in pieces)
+        ends = {source, *(to for *_, to in pieces)}
+        free = max(hosts[source], *(links[n] for n in ends))
+        done = max(max(free, start_s + (end_s - start_s) / layers) + busy, end_s + busy / layers)
+        hosts[source] = done
+        for n in ends:
+            links[n] = done
+        return done + max(cost.fixed_s for cost, *_ in pieces)

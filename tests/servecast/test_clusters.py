@@ -89,6 +89,17 @@ def test_connector_link_and_side_of_the_first_token_matter() -> None:
     assert 20 < local["handed_over"]["requests"] < 150
 
 
+def test_what_is_sent_while_a_prompt_is_read_need_not_be_waited_for() -> None:
+    """Layer by layer, only what the last layers leave is waited for, in a step that takes longer for it."""
+    whole, layers = (of(SPLIT, SMALL, f"cluster.split.connector={name}") for name in ("nixl", "p2p-nccl"))
+    later, sooner = (each.summary()["handed_over"] for each in (whole, layers))
+    assert sooner["mean_transfer_ms"] + sooner["mean_link_queue_ms"] < 0.1 * (
+        later["mean_transfer_ms"] + later["mean_link_queue_ms"]
+    )
+    assert sooner["bytes"] == later["bytes"]
+    assert layers.summary()["mean_ttft_ms"] < whole.summary()["mean_ttft_ms"]
+
+
 def test_models_share_a_fleet(tmp_path: Path) -> None:
     file = tmp_path / "two.yaml"
     file.write_text(MODELS)
@@ -143,7 +154,14 @@ def test_what_can_handle_one_pool_says_so() -> None:
         (["cluster.pools.1.replicas=8"], "cluster.split.link: missing; 10 GPUs of h100-sxm are not in one node (of 8)"),
         (["cluster.split.link=rdma"], "cluster.split.link: "),
         (["cluster.split.connector=nxil"], "did you mean 'nixl'"),
-        (["cluster.split.connector=p2p-nccl"], "sends layers while it reads, which is not simulated yet"),
+        (
+            ["cluster.split.connector=p2p-nccl", "engine.preset=vllm-0.32"],
+            "vllm-0.32 has no p2p-nccl any more; take vllm-0",
+        ),
+        (
+            ["cluster.split.connector=p2p-nccl", 'cluster.pools.0.failures={"mtbf":"1h","repair":"1min"}'],
+            "p2p-nccl is not simulated where replicas come and go",
+        ),
         (["cluster.split.connector=sglang-nixl"], "cluster.split.connector: "),
         (["cluster.split.local_tokens=-1"], "cluster.split.local_tokens"),
         (["cluster.split.router=session-affinity"], "cluster.split.router: session-affinity goes by sessions"),
