@@ -66,6 +66,7 @@ class Connector:
     no_pp_for: tuple[str, ...]
     transports: Mapping[str, Transport]
     source: str
+    until: str | None = None
 
 
 def connector_names() -> list[str]:

@@ -329,7 +329,7 @@ STAGES = {
     "decode_queue": "waiting for the decode side",
     "link_queue": "waiting for hosts and links",
     "transfer": "KV on the links",
-    "first_decode": "first step of the decode side",
+    "first_decode": "first token of the decode side",
 }
 """Where the time until the first token goes where prefill and decode are apart, and the end of each one's keys."""
 

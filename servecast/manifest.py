@@ -105,7 +105,7 @@ def _host_notes(setup: Setup, index: int) -> list[str]:
 
 def _swap_notes(pool: PoolSetup) -> list[str]:
     scheduler = pool.scheduler
-    if not isinstance(scheduler, VllmV0) or scheduler.preemption_mode != "swap":
+    if not isinstance(scheduler, VllmV0) or not scheduler.swaps:
         return []
     return [
         f"preempted requests are swapped to the host: {scheduler.swap_blocks:,} blocks a GPU, "

@@ -18,6 +18,7 @@ from calibrate.layout_rules import check_engine_layout
 from calibrate.memory import Logged, MemoryPlan
 from calibrate.model import ModelSpec
 from calibrate.models import load_model
+from calibrate.options import family
 from calibrate.pipeline import InSeries, PipelineCost, pipeline_cost
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
@@ -123,8 +124,9 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     if not (model and engine and memory and prices and costed and scheduler):
         return engine
     cost, group, pipeline = costed
-    if isinstance(scheduler, VllmV0) and scheduler.preemption_mode == "swap":
+    if isinstance(scheduler, VllmV0) and scheduler.swaps:
         scheduler = replace(scheduler, swap_blocks=swap_blocks(engine, memory))
+    if scheduler.swaps:
         cost = replace(cost, swap_block_s=swap_block_s(model, gpu, memory))
     name = scenario.cluster.names[index]
     return PoolSetup(
@@ -225,14 +227,17 @@ def _engine(
     scenario: Scenario, index: int, host: HostPart, gpu: Gpu, model: ModelSpec, layout: Parallelism
 ) -> EngineSpec:
     options = {key: value for key, value in scenario.pool_engine(index).items() if key != "scheduler"}
-    engine = with_host(resolve_engine(options, gpu, model, layout), host)
+    engine = resolve_engine(options, gpu, model, layout)
+    if own := family(engine.engine).get("sides", {}).get(scenario.cluster.pools[index].role):
+        engine = resolve_engine(options | own, gpu, model, layout)
+    engine = with_host(engine, host)
     return replace(engine, notes=(*engine.notes, *scenario.notes)) if index == 0 else engine
 
 
 def _scheduler(scenario: Scenario, index: int, engine: EngineSpec) -> Scheduler:
     """The preset's policy, or the user's own."""
     if (word := scenario.pool_engine(index).get("scheduler")) is None:
-        return scheduler_of(engine)
+        return scheduler_of(engine, scenario.cluster.pools[index].role)
     file, name = split(word)
     where = f"cluster.pools.{index}.engine.scheduler"
     return own_policy(scenario.path_of("engine.scheduler", file, where), name, engine)

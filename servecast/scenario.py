@@ -140,17 +140,19 @@ Router = Annotated[dict[str, Any], BeforeValidator(_word), checked(_known_router
 
 
 class SplitPart(Part):
-    """How prefill pools hand over to decode pools: the `connector`, and the `link` between them (a network adapter of
-    the catalogue; unset, the GPUs' own link in a node that holds all of them). `first_token`: which side streams it.
-    Prompts of up to `local_tokens` tokens are read by the decode side itself. `router` chooses among decode replicas;
-    `run_blocks`: adjacent blocks that lie in the same order on both sides, where the connector joins them."""
+    """How prefill pools hand over to decode pools: the `connector` (unset, the engine's usual one), and the `link`
+    between them (a network adapter of the catalogue; unset, the GPUs' own link in a node that holds all of them).
+    `first_token`: which side streams it. Prompts of up to `local_tokens` tokens are read by the decode side itself.
+    `router` chooses among decode replicas;
+    `run_blocks`: adjacent blocks that lie in the same order on both sides, where the connector joins them; unset, one,
+    and of SGLang, which sorts free pages, an estimate."""
 
-    connector: Annotated[str, known(load_connector)] = "nixl"
+    connector: Annotated[str, known(load_connector)] | None = None
     link: Annotated[str, known(load_transfer_link)] | None = None
     first_token: Literal["decode", "prefill"] = "decode"
     local_tokens: Annotated[int, Field(ge=0)] = 0
     router: Router = Field({"kind": "round-robin"}, validate_default=False)
-    run_blocks: Annotated[float, Field(ge=1, lt=1e9)] = 1.0
+    run_blocks: Annotated[float, Field(ge=1, lt=1e9)] | None = None
 
 
 class ClusterPart(Part):

@@ -116,9 +116,9 @@ def set_up(scenario: Scenario) -> Setup:
     if requests:
         problems += _wrong_routers(scenario, requests)
     split = None
-    if not problems:
+    if requests and not problems:
         try:
-            split = split_of(scenario, pools)
+            split = split_of(scenario, pools, requests)
         except ServecastError as error:
             problems += error.problems
     if problems:

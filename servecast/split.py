@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from calibrate.connectors import TransferLink, load_connector, load_transfer_link, node_link, transfer_link_names
+from calibrate.connectors import (
+    Connector,
+    TransferLink,
+    load_connector,
+    load_transfer_link,
+    node_link,
+    transfer_link_names,
+)
+from calibrate.options import preset_names
 from calibrate.routes import Side
 from calibrate.transfer import TransferCosts
 from servecast.errors import ServecastError, one_of
@@ -12,10 +20,14 @@ from servecast.pools import PoolSetup
 from servecast.requests import Requests
 from servecast.scenario import Scenario, SplitPart
 from sim.handover import Split
+from sim.schedulers.sglang_split import SglangDecode, SglangPrefill
 from sim.schedulers.vllm_v1 import VllmV1
 
+USUAL = {"vllm": "nixl", "sglang": "sglang-mooncake"}
+"""The connector of an engine for which the scenario names none."""
 
-def split_of(scenario: Scenario, pools: Sequence[PoolSetup]) -> Split | None:
+
+def split_of(scenario: Scenario, pools: Sequence[PoolSetup], requests: Requests) -> Split | None:
     """How the cluster's prefill pools hand over to its decode pools; None where all pools are unified.
 
     Raises ServecastError with all that is wrong with that.
@@ -24,11 +36,11 @@ def split_of(scenario: Scenario, pools: Sequence[PoolSetup]) -> Split | None:
     prefill, decode = ([i for i, pool in enumerate(pools) if pool.role == role] for role in ("prefill", "decode"))
     if not prefill:
         return None
-    connector, problems = load_connector(part.connector), list[str]()
-    transfers = {}
-    if connector.pieces != "whole":
-        problems.append(f"cluster.split.connector: {part.connector} sends {connector.pieces} while it reads, which is "
-                        "not simulated yet; nixl, nixl-push, mooncake and lmcache move whole prompts")  # fmt: skip
+    connector = load_connector(part.connector or USUAL[pools[prefill[0]].engine.engine])
+    bootstraps = isinstance(pools[prefill[0]].scheduler, SglangPrefill)
+    problems, transfers = list(_not_sglang(part)) if bootstraps else [], {}
+    if connector.pieces == "layers":
+        problems += _not_pushed(scenario, connector, pools)
     for i in prefill:
         for j in decode:
             source, to = pools[i], pools[j]
@@ -44,7 +56,9 @@ def split_of(scenario: Scenario, pools: Sequence[PoolSetup]) -> Split | None:
                 link, other = _link(part, pools, source, to)
                 here = Side(source.gpu, source.layout, source.engine, link)
                 there = Side(to.gpu, to.layout, to.engine, other)
-                transfers[i, j] = TransferCosts.for_(source.model, here, there, connector, part.run_blocks)
+                transfers[i, j] = TransferCosts.for_(
+                    source.model, here, there, connector, _run_blocks(part, to, requests)
+                )
             except ServecastError as error:
                 pair = f" ({source.name} to {to.name})"
                 problems += (p if p.startswith("cluster.") else f"cluster.split.{p}{pair}" for p in error.problems)
@@ -58,7 +72,47 @@ def split_of(scenario: Scenario, pools: Sequence[PoolSetup]) -> Split | None:
         posts_first=any(cost.transport.posts_first for cost in transfers.values()),
         first_token=part.first_token,
         local_tokens=part.local_tokens,
+        bootstraps=bootstraps,
+        layers=pools[prefill[0]].model.layers if connector.pieces == "layers" else 0,
     )
+
+
+def _not_pushed(scenario: Scenario, connector: Connector, pools: Sequence[PoolSetup]) -> Iterator[str]:
+    """What cannot be where KV is sent while it is computed."""
+    where, presets = "cluster.split.connector", preset_names()
+    for preset in dict.fromkeys(pool.engine.preset for pool in pools if pool.role != "unified"):
+        if connector.until is not None and preset in presets[presets.index(connector.until) + 1 :]:
+            yield f"{where}: {preset} has no {connector.name} any more; take {connector.until}, or another connector"
+    if any(pool.group is not None for pool in pools):
+        yield f"{where}: {connector.name} is not simulated for engines that step together; take another connector"
+    if any(pool.layout.pp > 1 for pool in pools):
+        yield f"{where}: {connector.name} is not simulated for pipeline stages; take another connector"
+    parts = scenario.cluster.pools
+    if scenario.cluster.events or any(part.failures or part.autoscale for part in parts):
+        yield f"{where}: {connector.name} is not simulated where replicas come and go; take another connector"
+
+
+def _run_blocks(part: SplitPart, to: PoolSetup, requests: Requests) -> float:
+    """Adjacent blocks that lie in the same order on both sides.
+
+    SGLang takes pages from a sorted list of free ones (`need_sort` in mem_cache/allocator.py): those of a prompt lie
+    together, but for where the list has pages of finished answers, each alone among those of other answers. So of a
+    prompt's pages the answers' share of all ends a run, and its last one does. An estimate: nobody has measured it.
+    """
+    if part.run_blocks is not None:
+        return part.run_blocks
+    if not isinstance(to.scheduler, SglangDecode):
+        return 1.0
+    prompt, output = requests.trace.prompt_tokens.mean(), requests.trace.output_tokens.mean()
+    return max(1.0, float(1 / (output / (prompt + output) + min(1.0, to.engine.block_size / prompt))))
+
+
+def _not_sglang(part: SplitPart) -> Iterator[str]:
+    """What SGLang's servers do in no other way."""
+    if part.first_token != "decode":
+        yield "cluster.split.first_token: SGLang's decode side streams all tokens; leave it out"
+    if part.local_tokens:
+        yield "cluster.split.local_tokens: SGLang's decode side reads no prompts itself; leave it out"
 
 
 def _link(
@@ -103,10 +157,15 @@ def not_split(pools: Sequence[PoolSetup], requests: Requests | None) -> Iterator
     for i, pool in enumerate(pools):
         if pool.role == "unified":
             continue
-        if not isinstance(pool.scheduler, VllmV1):
+        if not isinstance(pool.scheduler, (VllmV1, SglangPrefill, SglangDecode)):
             yield (
-                f"cluster.pools.{i}.role: prefill and decode apart are simulated with vLLM's V1 scheduler; "
-                f"{pool.engine.preset} plans with {pool.scheduler}"
+                f"cluster.pools.{i}.role: prefill and decode apart are simulated with vLLM's V1 scheduler and with "
+                f"SGLang's; {pool.engine.preset} plans with {pool.scheduler}"
+            )
+        elif pool.group is not None and not isinstance(pool.scheduler, VllmV1):
+            yield (
+                f"cluster.pools.{i}.dp: engines of {pool.engine.preset} that step together are not simulated where "
+                "prefill and decode are apart; use replicas"
             )
         if pool.model.windows:
             yield (

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from calibrate.cost import StepCost
 from calibrate.engine import FrontEndTime
-from servecast.errors import ServecastError, one_of
+from servecast.errors import ServecastError
 from sim.autoscaler import Autoscaler
+from sim.bootstrap import BootstrapDesk
 from sim.changes import Changes
 from sim.clock import Clock
 from sim.direct import Direct
@@ -26,13 +27,16 @@ from sim.kvcache import KVCache
 from sim.lives import Lives
 from sim.lockstep import GroupCost, Lockstep, Rank
 from sim.pipeline import Pipeline, PipelineCost
+from sim.pushed import PushDesk
 from sim.replica import Replica
 from sim.request import Request
 from sim.routers import Fleet, Known
 from sim.schedulers import Scheduler
 from sim.source import Desk, Source
+from sim.split_replicas import SIDES, PushSide
 from sim.state import State
 from sim.steplog import Log
+from sim.stuck import why_stuck
 from sim.windows import ONE, Tables
 from workloads.generate import stream
 
@@ -95,6 +99,7 @@ class Cluster:
         self._source = source
         self._clock = Clock()
         self._asks = routing.asks
+        self._split = routing.split
         self.front_ends: list[FrontEnd] = []
         for pool in pools:
             self._start(pool)
@@ -156,7 +161,19 @@ class Cluster:
             return direct("unified", routing.router, routing.parameters)
         prefill = direct("prefill", routing.router, routing.parameters)
         decode = direct("decode", split.router, split.parameters)
-        return SplitDesk(self._clock, self.log, prefill, decode, split, of)
+        kind = BootstrapDesk if split.bootstraps else PushDesk if split.layers else SplitDesk
+        desk = kind(self._clock, self.log, prefill, decode, split, of)
+        for front_end in self.front_ends:
+            replica = front_end.replica
+            if isinstance(desk, PushDesk) and isinstance(replica, PushSide) and desk.reads(replica.index):
+                replica.push = desk.push
+        return desk
+
+    def _sort(self, pool: Pool) -> type[Replica]:
+        """What a pool's replicas are, where they do not step together."""
+        if self._split is not None and self._split.bootstraps:
+            return SIDES.get(pool.role, Replica)
+        return PushSide if self._split is not None and self._split.layers and pool.role == "prefill" else Replica
 
     def _start(self, pool: Pool) -> None:
         """Start the replicas of a pool."""
@@ -178,7 +195,7 @@ class Cluster:
         if pool.stages is not None:
             replica: Replica = Pipeline(*parts, pool.stages, self.log, self._ended, fills=pool.fills_queue, **options)
         elif group is None:
-            replica = Replica(*parts, pool.cost, self.log, self._ended, **options)
+            replica = self._sort(pool)(*parts, pool.cost, self.log, self._ended, **options)
         else:
             replica = Rank(group, *parts, self.log, self._ended, **options)
         return FrontEnd(self._clock, replica, self.log, self._ended, pool.front_end)
@@ -207,7 +224,8 @@ class Cluster:
             for number in range(len(self.front_ends)):
                 self._record_stages(number)
         if len(requests) != self._source.total:
-            raise ServecastError(self._stuck())
+            replicas = [front_end.replica for front_end in self.front_ends]
+            raise ServecastError(why_stuck(replicas, self._desks, len(requests), self._source.total))
         return True
 
     def _record_stages(self, number: int) -> None:
@@ -254,22 +272,3 @@ class Cluster:
         """A decode replica has the blocks for what it pulls."""
         assert isinstance(request.of, HandOver)
         request.of.pull(request, found, now)
-
-    def _stuck(self) -> str:
-        done = len(self.log.requests)
-        stuck = [front_end.replica for front_end in self.front_ends if front_end.in_flight]
-        if waiting := sum(len(desk.waiting) for desk in self._desks):
-            return (
-                f"{waiting} requests wait for a replica, after {done} of {self._source.total}: all that could serve "
-                "them have failed or were drained, and none will be back; give failures a repair time, or start others"
-            )
-        states = "; ".join(
-            f"replica {r.index}: {len(r.state.waiting)} waiting, {len(r.state.running)} running, "
-            f"{r.state.kv.free} of {r.state.kv.usable} KV blocks free"
-            for r in stuck
-        )
-        policies = one_of(dict.fromkeys(r.policy for r in stuck))
-        return (
-            f"no progress: {policies} plans nothing while work waits, after {done} of {self._source.total} requests "
-            f"({states})"
-        )

@@ -44,9 +44,17 @@ class Direct:
         if not self._fleet.up:
             self.waiting.append(request)
             return
+        self.hand_to(self.choose(request), request)
+
+    def choose(self, request: Request) -> int:
+        """The replica that a request is given from now on."""
         place = self._choose(request)
         self._fleet.placed(place, request)
-        self._front_ends[self._numbers[place]].submit(request)
+        return self._numbers[place]
+
+    def hand_to(self, number: int, request: Request) -> None:
+        """A request that was given to this replica gets there now."""
+        self._front_ends[number].submit(request)
 
     def over(self, request: Request) -> None:
         """One that was submitted here is finished, rejected or given up."""

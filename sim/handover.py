@@ -11,35 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from sim.clock import ARRIVAL, Clock
 from sim.request import Request
 from sim.steplog import CANCELLED, LENGTH, REJECTED, STOP, Log
+from sim.wires import Transfer, Wires
 
 if TYPE_CHECKING:
     from sim.direct import Direct
-
-
-class Transfer(Protocol):
-    """What it takes to move the KV of `tokens` tokens between two replicas, in seconds."""
-
-    @property
-    def fixed_s(self) -> float:
-        """For which nobody is busy."""
-        ...
-
-    def posting_s(self, tokens: int) -> float:
-        """Of the host that starts it."""
-        ...
-
-    def occupancy_s(self, tokens: int) -> float:
-        """Of the links."""
-        ...
-
-    def moved_bytes(self, tokens: int) -> float:
-        """What crosses them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +29,9 @@ class Split:
     `transfers`: what moving KV costs, by the numbers of the prefill and the decode pool. `pull`: the decode side's host
     posts transfers, else the prefill side's; `posts_first`: before links are busy. `first_token`: which side streams
     it. `local_tokens`: prompts up to so long are read by the decode side itself. `router` and `parameters`: who of the
-    decode side gets a request; the prefill side's are the cluster's.
+    decode side gets a request; the prefill side's are the cluster's. `bootstraps`: the decode side has its blocks
+    before the prompt is read, and KV is sent with every chunk (`sim.bootstrap`). `layers`: in so many pieces KV is sent
+    while the last chunk is computed (`sim.pushed`); 0: not before that is over.
     """
 
     transfers: Mapping[tuple[int, int], Transfer]
@@ -59,6 +41,8 @@ class Split:
     posts_first: bool = False
     first_token: Literal["decode", "prefill"] = "decode"
     local_tokens: int = 0
+    bootstraps: bool = False
+    layers: int = 0
 
 
 class HandOver:
@@ -124,8 +108,7 @@ class SplitDesk:
         self._pools = pools  # of each replica
         self.on_free: Callable[[], None] = lambda: None
         """Called when a prefill replica need no longer keep what it did."""
-        self._host_free_s = [0.0] * len(pools)
-        self._link_free_s = [0.0] * len(pools)
+        self._wires = Wires(len(pools), split.pull, split.posts_first)
 
     def submit(self, request: Request) -> None:
         """A client's request arrives now."""
@@ -194,15 +177,9 @@ class SplitDesk:
         source, to = hand_over.reading.replica, request.replica
         tokens = hand_over.request.prompt_tokens - found
         cost = self.split.transfers[self._pools[source], self._pools[to]]
-        host, links = self._host_free_s, self._link_free_s
-        poster = to if self.split.pull else source
-        begin = max(reserved_s + cost.fixed_s, host[poster])
-        posted = host[poster] = begin + cost.posting_s(tokens)
-        wire = max(posted if self.split.posts_first else begin, links[source], links[to])
-        links[source] = links[to] = moved = wire + cost.occupancy_s(tokens)
-        end = max(moved, posted)
+        start_s, end = self._wires.send(cost, tokens, source, to, reserved_s + cost.fixed_s)
         read_s, moved_bytes = hand_over.reading.finish_s, cost.moved_bytes(tokens)
-        self._log.transfer(hand_over.request.id, source, to, tokens, moved_bytes, read_s, reserved_s, wire, end)
+        self._log.transfer(hand_over.request.id, source, to, tokens, moved_bytes, read_s, reserved_s, start_s, end)
         if end > self._clock.now:
             self._clock.call_at(end, lambda _: self._moved(hand_over, request), ARRIVAL)
         else:
@@ -270,6 +247,14 @@ class SplitDesk:
     def waiting_for(self, number: int) -> int:
         """How many requests there are that it would get, were it there."""
         return self._side(number).waiting_for(number)
+
+    def reads(self, number: int) -> bool:
+        """Whether that replica is of the prefill side."""
+        return number in self._prefill
+
+    def answers(self, number: int) -> bool:
+        """Whether it is of the decode side."""
+        return number in self._decode
 
     def _side(self, number: int) -> Direct:
         return self._prefill if number in self._prefill else self._decode

@@ -59,6 +59,16 @@ STAGES = {
 """Where the time of a request that is handed over goes until its first token, if the decode side streams that: waiting
 for the prefill side and in it; waiting for a place and blocks on the decode side (and in its front end); for hosts and
 links, with the transfer's latency; on the links; and until the step that yields the token has ended."""
+BOOTSTRAPPED = {
+    "decode_queue": ("arrival_s", "reserved_s"),
+    "queue": ("reserved_s", "scheduled_s"),
+    "prefill": ("scheduled_s", "read_s"),
+    "link_queue": ("read_s", "start_s"),
+    "transfer": ("start_s", "end_s"),
+    "first_decode": ("end_s", "first_token_s"),
+}
+"""The same where the decode side has its blocks before the prompt is read, and KV is sent with every chunk: the last
+two are of what the last chunk computed, and of the wait until the decode side has seen that."""
 
 
 def handed_over(requests: Table, transfers: Table) -> dict[str, Any]:
@@ -69,9 +79,10 @@ def handed_over(requests: Table, transfers: Table) -> dict[str, Any]:
     rows = requests.take(np.searchsorted(requests["id"], transfers["id"]))
     rows_and = {name: rows[name] for name in ("arrival_s", "scheduled_s", "first_token_s")}
     times = rows_and | {name: transfers[name] for name in ("read_s", "reserved_s", "start_s", "end_s")}
-    early = bool((times["first_token_s"] <= times["end_s"]).any())
+    early = bool((times["first_token_s"] < times["end_s"]).any())
+    stages = BOOTSTRAPPED if bool((times["reserved_s"] < times["read_s"]).any()) else STAGES
     out: dict[str, Any] = {"requests": transfers.height}
-    for stage, (since, until) in STAGES.items():
+    for stage, (since, until) in stages.items():
         if not (early and stage == "first_decode"):
             took = times[until] - times[since]
             out |= Distribution.of(took[~np.isnan(took)]).summary(f"{stage}_ms", 1e3)

@@ -59,6 +59,15 @@ class Replica(Engine):
         return str(self._scheduler)
 
     @property
+    def remedy(self) -> str:
+        """What its policy's options can do about a lack of blocks."""
+        return self._scheduler.remedy
+
+    def wants(self, request: Request) -> int:
+        """For how many tokens there must be blocks before a waiting request gets any."""
+        return self._scheduler.wants(request)
+
+    @property
     def kv_used(self) -> float:
         """The share of its KV blocks that are in use now."""
         kv, free = self.state.kv, self.state.kv.free
@@ -89,7 +98,12 @@ class Replica(Engine):
             self._log.record(self.index, request, request.output_tokens)
             # By an event of its own: a client whose requests are all rejected would otherwise recurse.
             self._clock.call_at(request.entered_s, lambda _: self._on_finish(request, request.entered_s))
-        elif self.batch is None:
+        else:
+            self._take(request)
+
+    def _take(self, request: Request) -> None:
+        """`request` is in the queue from now on."""
+        if self.batch is None:
             self.state.enqueue(request)
             self._wake_up(request.entered_s)
         else:

@@ -33,6 +33,7 @@ class Request:
 
     __slots__ = (
         "arrival_s",
+        "brought",
         "cached_tokens",
         "chunk_step",
         "cohort",
@@ -110,6 +111,7 @@ class Request:
         self.streams = True  # its tokens go to its client
         self.kept = False  # its blocks stay when it ends, until they are given back
         self.pulls = False  # the KV of all but the last of its `target` tokens is to come from elsewhere
+        self.brought = False  # that KV is at hand: the step that admits it need not wait for it
         self.there = False  # it has come, and the request waits for its turn
         self.target = (
             prompt_tokens  # KV tokens that its next output token needs: the prompt, and what it lost to preemption

@@ -22,9 +22,10 @@ class Batch:
     decode one token each, over `kv_tokens` tokens in KV before the step. `paused`: none of those that decode are in it
     (their number is then 0 here). `skipped`: single decoding requests left out; `preempted`: requests that lost their
     KV to this plan; `pulls`: (request, tokens of it found in the cache) for those whose KV begins to come from
-    elsewhere; `swapped_in`: those that have it back from the host; `copied_blocks`: KV blocks that went there or came
-    back. `padding`: how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the layers of each
-    window read; empty for models without. An empty batch is no step: who is left out of it stays as he was.
+    elsewhere; `joins`: those whose KV has come and that decode from now on; `swapped_in`: those that have it back from
+    the host; `copied_blocks`: KV blocks that went there or came back. `padding`: how many of the `decodes` compute for
+    nobody. `seen`: of `kv_tokens`, those that the layers of each window read; empty for models without. An empty batch
+    is no step: who is left out of it stays as he was.
 
     A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
     how many steps it wants to plan again (`most_steps`), how many blocks it wants to see free (`spare_blocks`), or how
@@ -35,6 +36,7 @@ class Batch:
         "chunks",
         "copied_blocks",
         "decodes",
+        "joins",
         "kv_tokens",
         "most_steps",
         "padding",
@@ -60,6 +62,7 @@ class Batch:
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
         self.pulls: list[tuple[Request, int]] = []
+        self.joins: list[Request] = []
         self.swapped_in: list[Request] = []
         self.copied_blocks = 0
         self.seen: tuple[int, ...] = ()
@@ -78,13 +81,13 @@ class State:
     whose KV is in the memory of the host, as they went; `running` and `prefilling` (the running ones whose prompt is
     not complete) by ticket, oldest admission first unless `place_first` said otherwise; the decoding ones only as
     aggregates, which are the `windows` where the model has such; `pulling`, by their number, those whose KV is on its
-    way, which have their blocks and no place. A running request that is neither prefilling nor decoding has finished
-    and waits for its release (asynchronous scheduling).
+    way, which have their blocks and no place; `kept`: how many are over whose blocks stay. A running request that is
+    neither prefilling nor decoding has finished and waits for its release (asynchronous scheduling).
     """
 
     __slots__ = (
-        "_first", "_late", "by_priority", "decodes", "kv", "prefilling", "pulled_first", "pulling", "running", "step",
-        "swapped", "tickets", "waiting", "windows",
+        "_first", "_late", "by_priority", "decodes", "kept", "kv", "prefilling", "pulled_first", "pulling", "running",
+        "step", "swapped", "tickets", "waiting", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +106,7 @@ class State:
         self.running: dict[int, Request] = {}
         self.prefilling: dict[int, Request] = {}
         self.pulling: dict[int, Request] = {}
+        self.kept = 0
         self.step = 0
         self.tickets = 0
         self._first = -1  # no ticket that was given out is below it
@@ -146,6 +150,14 @@ class State:
         self.tickets += 1
         self.pulling[request.id] = request
         batch.pulls.append((request, found))
+
+    def take(self, batch: Batch, found: int) -> None:
+        """As `pull` and `resume` in one: what the lookup has not found is at hand."""
+        self.pull(batch, found)
+        request, _ = batch.pulls.pop()
+        del self.pulling[request.id]
+        self.waiting.appendleft(request)
+        self.resume(batch)
 
     def pulled(self, request: Request) -> None:
         """What `request` pulled is there, and it waits for its turn; if it was given up meanwhile, its blocks are
@@ -311,11 +323,15 @@ class State:
         """A request that is over gives back its place and its blocks; a cache may keep those of `registered` tokens.
         One whose KV is `kept` gives back its place only."""
         del self.running[request.ticket]
-        if not request.kept:
+        if request.kept:
+            self.kept += 1
+            self.kv.keep(request, request.computed)
+        else:
             self.kv.release(request, request.computed, registered, False)
 
     def give_back(self, request: Request) -> None:
         """What was `kept` of a request that is over is needed no more."""
+        self.kept -= request.computed > 0  # else it was preempted with its last token in flight, and nothing stayed
         self.kv.release(request, request.computed, request.computed, False)
 
 

@@ -25,7 +25,8 @@ NAMES = {
 }
 """Fields of `EngineSpec` -> options that say the same."""
 POLICY = ("max_running_requests", "chunked_prefill_size", "max_prefill_tokens", "schedule_policy",
-          "schedule_conservativeness", "enable_mixed_chunk", "disable_overlap_schedule")  # fmt: skip
+          "schedule_conservativeness", "enable_mixed_chunk", "disable_overlap_schedule",
+          "num_reserved_decode_tokens")  # fmt: skip
 
 
 def resolve(

@@ -14,6 +14,7 @@ from sim.schedulers.orca import Orca
 from sim.schedulers.policy import Scheduler
 from sim.schedulers.sarathi import SarathiServe
 from sim.schedulers.sglang import Sglang
+from sim.schedulers.sglang_split import SglangDecode, SglangPrefill
 from sim.schedulers.static_batching import StaticBatching
 from sim.schedulers.tensorrt_llm import TensorrtLlm
 from sim.schedulers.tgi import Tgi
@@ -23,7 +24,7 @@ from sim.schedulers.vllm_v1 import VllmV1
 if TYPE_CHECKING:
     from calibrate.engine import EngineSpec
 
-__all__ = ["SCHEDULERS", "Scheduler", "scheduler_of"]
+__all__ = ["SCHEDULERS", "SIDES", "Scheduler", "scheduler_of"]
 
 SCHEDULERS: dict[str, type[Scheduler]] = {
     "vllm-v1": VllmV1,
@@ -40,6 +41,13 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
 """Policy name -> class; its fields are what the engine's `policy` gives it."""
 
 
-def scheduler_of(engine: EngineSpec) -> Scheduler:
+SIDES: dict[tuple[str, str], type[Scheduler]] = {
+    ("sglang", "prefill"): SglangPrefill,
+    ("sglang", "decode"): SglangDecode,
+}
+"""Where prefill and decode are apart: (policy name, side) -> class, of those that plan otherwise there."""
+
+
+def scheduler_of(engine: EngineSpec, role: str = "unified") -> Scheduler:
     """The policy of an engine, with its options."""
-    return SCHEDULERS[engine.scheduler](**engine.policy)
+    return SIDES.get((engine.scheduler, role), SCHEDULERS[engine.scheduler])(**engine.policy)

@@ -4,7 +4,7 @@ alone must be said."""
 from __future__ import annotations
 
 from sim.kvcache import KVCache
-from sim.request import NEVER
+from sim.request import NEVER, Request
 from sim.state import Batch, State
 
 
@@ -28,8 +28,16 @@ class Scheduler:
     longest_prompt = NEVER
     """Tokens of the longest prompt that is not rejected."""
 
+    remedy = "lower the number of requests that run at once"
+    """What to set where its requests wait for blocks for ever."""
+
     def __str__(self) -> str:
         return type(self).__name__
+
+    @property
+    def swaps(self) -> bool:
+        """Whether KV of those that are preempted goes to the memory of the host."""
+        return False
 
     @property
     def by_priority(self) -> bool:
@@ -48,6 +56,10 @@ class Scheduler:
     def arrival_matters(self, state: State) -> bool:
         """Whether one more waiting request could change the next plan of a replica that only decodes."""
         return True
+
+    def wants(self, request: Request) -> int:
+        """For how many tokens there must be blocks before a waiting request gets any."""
+        return request.target
 
     def room(self, kv: KVCache) -> int:
         """Blocks that one request can have at most: one that needs more is rejected when it arrives."""

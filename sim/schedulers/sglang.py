@@ -43,6 +43,7 @@ class Sglang(Scheduler):
     schedule_conservativeness: float = 1.0
     enable_mixed_chunk: bool = False
     disable_overlap_schedule: bool = False
+    num_reserved_decode_tokens: int = 512  # where prefill and decode are apart (`sim.schedulers.sglang_split`)
     _full: bool = False  # the queue is closed
     _held: int = 0  # decoding requests as the engine counts them: finished ones too, until the next decode step
     _last: Batch | None = None  # the last step
@@ -53,6 +54,7 @@ class Sglang(Scheduler):
     prefix_tree = True
     reserves = True  # what could not come to its max_tokens is cut when it arrives
     overruns = True
+    more_room = "raise schedule_conservativeness, or lower max_running_requests or chunked_prefill_size"
 
     def plan(self, state: State) -> Batch:
         """The next step's batch; takes its blocks."""
@@ -78,18 +80,20 @@ class Sglang(Scheduler):
                 batch.decodes, batch.kv_tokens = decodes.count, decodes.kv_tokens
             else:
                 batch.paused = True
-        if kv.free < 0:
-            raise ServecastError(
-                f"SGLang runs out of memory and stops: step {state.step} takes {-kv.free} KV pages more than are left. "
-                "Its admission expected shorter answers: raise schedule_conservativeness, or lower "
-                "max_running_requests or chunked_prefill_size"
-            )
+        self._check_room(state)
         self._last = None if batch.empty else batch
         return batch
 
     def arrival_matters(self, state: State) -> bool:
         """It cannot while the queue is closed, nor while somebody is ahead of it."""
         return not self._full and (self.schedule_policy == "lpm" or not state.waiting)
+
+    def _check_room(self, state: State) -> None:
+        if state.kv.free < 0:
+            raise ServecastError(
+                f"SGLang runs out of memory and stops: step {state.step} takes {-state.kv.free} KV pages more than are "
+                f"left. Its admission expected shorter answers: {self.more_room}"
+            )
 
     @property
     def _mixes(self) -> bool:
@@ -120,10 +124,14 @@ class Sglang(Scheduler):
             return out
         return out - (self._last.decodes > 0 or any(request is each for each, _, _ in self._last.chunks))
 
+    def _places(self, state: State) -> int:
+        """How many prompts a step can hold."""
+        return self.max_running_requests - self._held
+
     def _prefill(self, state: State, batch: Batch) -> None:
         kv, size = state.kv, state.kv.block_size
-        places = self.max_running_requests - self._held
-        if places <= 0 and state.prefilling:
+        places = self._places(state)
+        if self._held >= self.max_running_requests and state.prefilling:
             self._full = True
             return
         if self.schedule_policy == "lpm" and len(state.waiting) <= LPM_QUEUE:
@@ -199,11 +207,15 @@ class Sglang(Scheduler):
         kv.decode(decodes, decodes.step, 1)
         batch.decodes, batch.kv_tokens = decodes.count, decodes.kv_tokens
 
+    def _by_output(self, state: State) -> list[Request]:
+        """Those that decode, who is to be retracted first last."""
+        order = [request for request in state.running.values() if request.decoding]
+        return sorted(order, key=lambda request: (-self._seen(state, request), request.prompt_tokens, request.ticket))
+
     def _retract(self, state: State, batch: Batch) -> None:
         """Take the KV of those with the fewest output tokens, of these the longest prompts, until the others fit."""
         decodes, kv = state.decodes, state.kv
-        order = [request for request in state.running.values() if request.decoding]
-        order.sort(key=lambda request: (-self._seen(state, request), request.prompt_tokens, request.ticket))
+        order = self._by_output(state)
         kv.make_room(decodes.demand(decodes.step))
         while len(order) > 1 and (not batch.preempted or decodes.demand(decodes.step) > kv.free):
             request = order.pop()

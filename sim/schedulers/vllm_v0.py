@@ -35,6 +35,11 @@ class VllmV0(Scheduler):
 
     cache = Reserved
 
+    @property
+    def swaps(self) -> bool:
+        """Whether `preemption_mode` says so."""
+        return self.preemption_mode == "swap"
+
     def plan(self, state: State) -> Batch:
         """The next step's batch."""
         batch = Batch()
@@ -43,7 +48,7 @@ class VllmV0(Scheduler):
                 self._admit(state, batch, self.max_num_batched_tokens)
             if batch.chunks:
                 batch.paused = True
-            elif self.preemption_mode == "swap":
+            elif self.swaps:
                 decode_in_order(state, batch, self._swap_out)
                 self._swap_in(state, batch)
             else:

@@ -41,6 +41,8 @@ class VllmV1(Scheduler):
     pulled_queue: Literal["never", "fcfs", "always"] = "always"
     pulls_spare_prefills: bool = True
 
+    remedy = "take vLLM 0.32, where those whose KV has come go first, or scheduling_policy fcfs"
+
     @property
     def by_priority(self) -> bool:
         """The queue goes by priority."""
@@ -192,7 +194,11 @@ class VllmV1(Scheduler):
                     spare += sum(kv.needed(r.computed, r.target) for r in state.prefilling.values())
                 if kv.reserved(found, target, target) > kv.free - idle - spare:
                     break
-                state.pull(batch, found)
+                if waiting[0].brought:
+                    state.take(batch, found)
+                    budget -= 1
+                else:
+                    state.pull(batch, found)
                 continue
             if tokens > chunk_limit:
                 tokens = chunk_limit

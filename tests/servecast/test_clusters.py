@@ -89,6 +89,17 @@ def test_connector_link_and_side_of_the_first_token_matter() -> None:
     assert 20 < local["handed_over"]["requests"] < 150
 
 
+def test_what_is_sent_while_a_prompt_is_read_need_not_be_waited_for() -> None:
+    """Layer by layer, only what the last layers leave is waited for, in a step that takes longer for it."""
+    whole, layers = (of(SPLIT, SMALL, f"cluster.split.connector={name}") for name in ("nixl", "p2p-nccl"))
+    later, sooner = (each.summary()["handed_over"] for each in (whole, layers))
+    assert sooner["mean_transfer_ms"] + sooner["mean_link_queue_ms"] < 0.1 * (
+        later["mean_transfer_ms"] + later["mean_link_queue_ms"]
+    )
+    assert sooner["bytes"] == later["bytes"]
+    assert layers.summary()["mean_ttft_ms"] < whole.summary()["mean_ttft_ms"]
+
+
 def test_models_share_a_fleet(tmp_path: Path) -> None:
     file = tmp_path / "two.yaml"
     file.write_text(MODELS)
@@ -143,11 +154,18 @@ def test_what_can_handle_one_pool_says_so() -> None:
         (["cluster.pools.1.replicas=8"], "cluster.split.link: missing; 10 GPUs of h100-sxm are not in one node (of 8)"),
         (["cluster.split.link=rdma"], "cluster.split.link: "),
         (["cluster.split.connector=nxil"], "did you mean 'nixl'"),
-        (["cluster.split.connector=p2p-nccl"], "sends layers while it reads, which is not simulated yet"),
+        (
+            ["cluster.split.connector=p2p-nccl", "engine.preset=vllm-0.32"],
+            "vllm-0.32 has no p2p-nccl any more; take vllm-0",
+        ),
+        (
+            ["cluster.split.connector=p2p-nccl", 'cluster.pools.0.failures={"mtbf":"1h","repair":"1min"}'],
+            "p2p-nccl is not simulated where replicas come and go",
+        ),
         (["cluster.split.connector=sglang-nixl"], "cluster.split.connector: "),
         (["cluster.split.local_tokens=-1"], "cluster.split.local_tokens"),
         (["cluster.split.router=session-affinity"], "cluster.split.router: session-affinity goes by sessions"),
-        (["engine.preset=vllm-0.6"], "are simulated with vLLM's V1 scheduler; vllm-0.6 plans with VllmV0"),
+        (["engine.preset=vllm-0.6"], "are simulated with vLLM's V1 scheduler and with SGLang's; vllm-0.6"),
         (
             ["engine.kv_cache_dtype=fp8", "cluster.pools.1.engine.kv_cache_dtype=auto"],
             "KV is fp8 on the prefill side, bf16 on the decode",
@@ -159,6 +177,58 @@ def test_what_can_handle_one_pool_says_so() -> None:
 def test_a_split_that_cannot_be(changes: list[str], expected: str) -> None:
     with pytest.raises(ServecastError) as caught:
         set_up(load_scenario(SPLIT, [SMALL, *changes]))
+    assert any(expected in problem for problem in caught.value.problems), caught.value.problems
+
+
+SGLANG = ('engine={"preset":"sglang-0.5"}', "cluster.split.link=rdma-400")
+
+
+def test_sglang_reads_a_prompt_once_the_decode_side_has_its_blocks(tmp_path: Path) -> None:
+    result = of(SPLIT, SMALL, *SGLANG)
+    s = result.summary()
+    handed = s["handed_over"]
+    assert handed["requests"] == s["completed"] == 200
+    stages = ("decode_queue", "queue", "prefill", "link_queue", "transfer", "first_decode")
+    assert sum(handed[f"mean_{stage}_ms"] for stage in stages) == pytest.approx(s["mean_ttft_ms"])
+    assert all(handed[f"mean_{stage}_ms"] > 0 for stage in stages)
+    assert (result.transfers["reserved_s"] < result.transfers["read_s"]).all()
+    options = [pool["engine_options"] for pool in result.manifest["pools"]]
+    assert [o["disable_radix_cache"]["value"] for o in options] == [False, True], "as SGLang's decode servers do"
+    assert result.steps["prefill_tokens"].sum() == s["total_input_tokens"], "no token is read twice"
+    again = tmp_path / "again.yaml"
+    again.write_text(dump_yaml(set_up(load_scenario(SPLIT, [SMALL, *SGLANG])).resolved()))
+    assert simulate(load_scenario(again)).summary() == s
+
+
+def test_a_small_decode_pool_delays_sglangs_prefill_and_fills_vllms() -> None:
+    """The decode side has room for a few prompts at a time: SGLang's prefill side holds no more than these."""
+    small = ("cluster.pools.1.replicas=1", "cluster.split.link=rdma-400")
+    sglang = of(SPLIT, SMALL, *small, SGLANG[0], "cluster.pools.1.engine.max_total_tokens=40000").summary()
+    vllm = of(SPLIT, SMALL, *small, "cluster.pools.1.engine.num_gpu_blocks_override=2500").summary()
+    assert sglang["handed_over"]["mean_decode_queue_ms"] > 1000
+    assert vllm["handed_over"]["mean_decode_queue_ms"] > 1000
+    held = [s["pools"]["prefill"]["kv_peak_fraction"] for s in (sglang, vllm)]
+    assert held[0] < 0.3 * held[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["cluster.split.first_token=prefill"], "SGLang's decode side streams all tokens"),
+        (["cluster.split.local_tokens=10"], "SGLang's decode side reads no prompts itself"),
+        (["cluster.split.connector=nixl"], "nixl is vllm's, the prefill side's engine sglang-0.5"),
+        (["cluster.split.link=null"], "there are some for rdma"),
+        (
+            ["cluster.pools.1.engine.preset=vllm-0.19"],
+            "sglang-mooncake is sglang's, the decode side's engine vllm-0.19",
+        ),
+        (["workload.n=2"], "several samples of one prompt"),
+        (["engine.disaggregation_mode=prefill"], "pools have a role, prefill or decode"),
+    ],
+)
+def test_what_a_split_of_sglang_cannot_be(changes: list[str], expected: str) -> None:
+    with pytest.raises(ServecastError) as caught:
+        set_up(load_scenario(SPLIT, [SMALL, *SGLANG, *changes]))
     assert any(expected in problem for problem in caught.value.problems), caught.value.problems
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from servecast.errors import ServecastError
 from sim.cluster import Cluster, Pool, Routing
 from sim.handover import Split
 from sim.kvcache import KVCache
@@ -181,3 +182,63 @@ def test_invariants(rows, shape, first_token, wire, patience, caching):
     if patience is None:
         steps = cluster.log.steps.table()
         assert steps["output_tokens"].sum() == output[done].sum()
+
+
+def locked(decode_blocks=12, **policy):
+    """Of eleven blocks on the decode side L gets six; its KV takes long. H, of higher priority, wants nine; N is read,
+    too, and for M the prefill side has no room beside them."""
+    rows = [(0.0, 96, 2), (3.0, 144, 2), (6.0, 16, 2), (9.0, 128, 2)]
+    scheduler = VllmV1(512, 64, scheduling_policy="priority", **policy)
+    sizes = 18, decode_blocks
+    of = [replace(pool, scheduler=scheduler, num_blocks=n) for pool, n in zip(pools(), sizes, strict=True)]
+    arrival, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
+    requests = Requests(prompt, output, output, None, np.array([5, 0, 1, 2]))
+    return Cluster(OpenLoop(arrival, requests), of, Routing(split=Split({(0, 1): Wire(fixed_s=20.0)})))
+
+
+def test_both_sides_full_is_named():
+    """By priority, before vLLM 0.32, who holds blocks waits behind who wants them: nothing moves, on either side."""
+    with pytest.raises(ServecastError) as caught:
+        locked(pulled_queue="fcfs").run()
+    message = str(caught.value)
+    for part in (
+        "no progress, after 0 of 4 requests: prefill and decode wait for each other's KV blocks",
+        "Replica 1 (decode): the first of 3 in its queue wants 9 blocks, 5 of 11 are free, and 6 are held by 1 request "
+        "whose KV has come and whose turn has not",
+        "replica 0 (prefill) keeps 10 of 17 blocks for 2 prompts that the decode side has no room for, 1 wait there, "
+        "7 blocks are free",
+        "take vLLM 0.32, where those whose KV has come go first, or scheduling_policy fcfs",
+    ):
+        assert part in message, message
+    assert locked(pulled_queue="always").run()
+    assert locked(decode_blocks=20, pulled_queue="fcfs").run()
+
+
+def reads_alone(load, n=4000, seed=3):
+    """Of prompts of 100 tokens when they arrive, the wait, TTFT, and the gap to the second token. One is read a step of
+    2 s, they come `load` times as fast, and the decode side is never short of anything."""
+    arrivals = np.cumsum(np.random.default_rng(seed).exponential(2.0 / load, n))
+    of = pools(decode=4, blocks=3000)
+    of[0] = replace(of[0], scheduler=VllmV1(100, 64))
+    _, requests, _ = run([(t, 100, 2) for t in arrivals.tolist()], of, Wire(0.0, 0.0, 0.0))
+    times = [requests[name] for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")]
+    return times[0], times[1] - times[0], times[2] - times[0], times[3] - times[2]
+
+
+def test_one_prefill_replica_that_saturates_shows_in_the_tail_of_first_tokens():
+    """The wait is that of a server of 2 s (Lindley's recursion), p99 of TTFT has its knee before a load of 1; beyond
+    1 it grows with the run. Gaps between tokens stay what they were."""
+    found = {load: reads_alone(load) for load in (0.3, 0.6, 0.8, 0.95, 1.2)}
+    for arrivals, waits, *_ in found.values():
+        wait, lindley = 0.0, [0.0]
+        for gap in np.diff(arrivals):
+            wait = max(0.0, wait + 2.0 - gap)
+            lindley.append(wait)
+        assert waits == pytest.approx(lindley, abs=1e-6)
+    p99 = {load: np.percentile(ttft, 99) for load, (_, _, ttft, _) in found.items()}
+    assert p99[0.6] < 2.5 * p99[0.3]
+    assert p99[0.95] > 2 * p99[0.8]
+    assert p99[1.2] > 5 * p99[0.95]
+    assert np.percentile(reads_alone(1.2, 8000)[2], 99) > 1.7 * p99[1.2]
+    gaps = [gap.mean() for _, _, _, gap in found.values()]
+    assert max(gaps) < 1.35 * min(gaps)
