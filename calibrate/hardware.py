@@ -52,6 +52,17 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True)
+class Power:
+    """What a GPU draws: `tdp_w` watts at most (None: no datasheet is known), and the shares of that, 0..1, while it
+    holds a model and idles, in steps of decodes alone, and in steps with prompts. Evidence: gpus.yaml."""
+
+    tdp_w: float | None
+    idle: float
+    decode: float
+    prompt: float
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU. `architecture` names its class in gpus.yaml; `flops` maps a dtype (bf16, fp8, int8, fp4) to the DENSE
     tensor rate in FLOP/s; `fp32_flops` is the rate of 32-bit floats outside the tensor cores.
@@ -77,6 +88,7 @@ class Gpu:
     gpus_per_node: int
     link_gpus: int
     efficiency: Efficiency
+    power: Power
     source: str
 
 
@@ -115,5 +127,6 @@ def load_gpu(gpu_id: str) -> Gpu:
         gpus_per_node=found["gpus_per_node"],
         link_gpus=found.get("link_gpus", found["gpus_per_node"]),
         efficiency=Efficiency(**{f"{k}_s" if k.endswith("_fixed") else k: v for k, v in shares.items()}),
+        power=Power(found.get("tdp_w"), **data["power"][found.get("dram", "hbm")]),
         source=found["source"],
     )

@@ -1,4 +1,5 @@
-"""Which catalogue model a Hugging Face id names. It looks at names alone; a checkpoint's own config.json says more."""
+"""Which catalogue model a Hugging Face id names, and the reverse. It looks at names alone; a checkpoint's own
+config.json says more."""
 
 from __future__ import annotations
 
@@ -46,6 +47,11 @@ def model_of_id(model_id: str) -> tuple[str, str]:
         f"model: {model_id!r} is not in the catalogue (`servecast list models`); {stored}{hint}a path to its "
         "config.json works for any model"
     )
+
+
+def id_of_model(name: str) -> str:
+    """The Hugging Face id of a catalogued model: that of its source."""
+    return str(read("models")["models"][name]["source"]).split()[0]
 
 
 def _like(source: str) -> str:

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from reports import figures, words
+from reports.cost_words import cost_assumptions, cost_rows
 from reports.page import card, figure, page
 from reports.words import NONE, gib, percent, quantity
 from sim.result import Result
@@ -29,6 +30,7 @@ def report_html(result: Result) -> str:
             _classes(summary),
             _pools(summary),
             "".join(f"<p>Replicas: {escape(said)}</p>" for said in words.came_and_went(summary)),
+            _cost(summary, result.manifest),
             *(figure(name, caption) for name, (_, caption) in _figures(summary).items()),
             "<h2>Assumptions, and where the numbers come from</h2>",
             *_provenance(result.manifest),
@@ -132,6 +134,17 @@ def _pools(summary: Mapping[str, Any]) -> str:
         return table
     stages = _table(("", "mean", "p50", "p90", "p99"), [(name, *cells) for name, cells in words.stage_rows(handed)])
     return f"{table}<p>{escape(words.handed_over(handed))}</p>{stages}"
+
+
+def _cost(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
+    """What it costs, under which assumptions, and the commands that start it."""
+    said = ""
+    if rows := list(cost_assumptions(manifest)):
+        table = _table(("", ""), cost_rows(summary))
+        said = f"<h2>Cost</h2>{table}<details><summary>Assumptions</summary>{_table(('', ''), rows)}</details>"
+    if lines := manifest.get("serve_lines"):
+        said += f"<h2>The command that starts it</h2><pre>{escape(chr(10).join(lines))}</pre>"
+    return said
 
 
 def _figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:

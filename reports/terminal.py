@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reports import words
+from reports.cost_words import cost_facts
 from reports.words import gib, percent, quantity
 from sim.result import Result
 
@@ -112,4 +113,5 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         *[("Replicas", said) for said in words.came_and_went(s)],
         ("Preemptions", "; ".join(filter(None, words.preemptions(s)))),
         *([("Prefix hits", f"{percent(found)} of prompt tokens")] if found is not None else []),
+        *cost_facts(s, result.manifest),
     ]

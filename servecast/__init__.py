@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from servecast.intervals import Intervals, predict_intervals
     from servecast.run import Result, simulate
     from servecast.scenario import Scenario, load_scenario
+    from servecast.serve_lines import differing, serve_line
+    from servecast.setup import set_up
     from servecast.sweeping.sweep import sweep
     from servecast.validation.validate import validate
 
 __all__ = [
-    "Intervals", "Result", "Scenario", "ServecastError", "load_scenario", "predict_intervals", "simulate", "sweep",
-    "validate",
+    "Intervals", "Result", "Scenario", "ServecastError", "differing", "load_scenario", "predict_intervals",
+    "serve_line", "set_up", "simulate", "sweep", "validate",
 ]  # fmt: skip
 
 _HOMES = {
@@ -33,6 +35,9 @@ _HOMES = {
     "simulate": "run",
     "Scenario": "scenario",
     "load_scenario": "scenario",
+    "differing": "serve_lines",
+    "serve_line": "serve_lines",
+    "set_up": "setup",
     "sweep": "sweeping.sweep",
     "validate": "validation.validate",
 }

@@ -88,6 +88,7 @@ def main() -> None:
     help="Say how sure it is: simulate again under so many draws of what may be wrong. [20 if no number is given]",
 )
 @click.option("--show-resolved", is_flag=True, help="Print the scenario with every default filled in, and stop.")
+@click.option("--serve-line", is_flag=True, help="Print the command that starts each pool's engine, and stop.")
 def run(
     scenario: Path | None,
     overrides: tuple[str, ...],
@@ -96,6 +97,7 @@ def run(
     as_json: bool,
     intervals: int | None,
     show_resolved: bool,
+    serve_line: bool,
 ) -> None:
     """Replay the workload of SCENARIO, a YAML file, and report latencies, throughput and memory.
 
@@ -112,6 +114,11 @@ def run(
     setup = set_up(load_scenario(scenario, overrides, serve_args))
     if show_resolved:
         click.echo(_resolved(setup), nl=False)
+        return
+    if serve_line:
+        from servecast.serve_lines import commands
+
+        click.echo("\n".join(command.text for command in commands(setup)))
         return
     if not as_json:
         out = out or Path("runs") / scenario.stem
@@ -144,7 +151,7 @@ def run(
 
 
 @main.command("list")
-@click.argument("what", type=click.Choice(["models", "gpus", "presets", "mixes", "scenarios"]))
+@click.argument("what", type=click.Choice(["models", "gpus", "presets", "mixes", "prices", "scenarios"]))
 def list_(what: str) -> None:
     """The names that scenarios can use, and the scenarios that come with servecast."""
     from servecast.listing import LISTINGS

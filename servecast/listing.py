@@ -10,6 +10,7 @@ from calibrate.models import load_model, model_names
 from calibrate.options import family, family_of, preset_names
 from calibrate.profile import profile_names
 from calibrate.serving import unsimulated
+from servecast.costing.prices import price_sets
 from workloads.mixes import load_mixes
 
 
@@ -48,6 +49,14 @@ def mixes() -> Iterable[str]:
         yield f"{name:<8} {mix.what}"
 
 
+def prices() -> Iterable[str]:
+    """Every bundled set of prices, and what it asks for GPUs by the hour."""
+    for found in price_sets().values():
+        note = f" ({found.note})" if found.note else ""
+        yield f"{found.name}: {found.what}, dollars per GPU and hour, {found.date}, {found.source}{note}"
+        yield from (f"  {gpu:<15} {price:6.2f}" for gpu, price in found.prices.items())
+
+
 def scenarios() -> Iterable[str]:
     """Path and question (the first comment line) of every bundled scenario."""
     for file in sorted(files("scenarios").iterdir(), key=lambda f: f.name):
@@ -61,5 +70,6 @@ LISTINGS: dict[str, Callable[[], Iterable[str]]] = {
     "gpus": gpus,
     "presets": presets,
     "mixes": mixes,
+    "prices": prices,
     "scenarios": scenarios,
 }

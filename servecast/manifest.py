@@ -10,6 +10,7 @@ from typing import Any
 from calibrate.memory import MemoryPlan
 from servecast.changes import notes_of
 from servecast.pools import PoolSetup
+from servecast.serve_lines import commands
 from servecast.setup import Setup
 from sim.schedulers.vllm_v0 import VllmV0
 
@@ -45,7 +46,14 @@ def manifest(setup: Setup) -> dict[str, Any]:
             "dropped": dict(requests.trace.dropped),
             "notes": list(requests.trace.notes),
         },
-        "notes": [*notes, *_cache_notes(setup), *notes_of(setup.scenario, setup.pools, setup.changes)],
+        "cost": setup.costing.facts(),
+        "serve_lines": [command.text for command in commands(setup)],
+        "notes": [
+            *notes,
+            *_cache_notes(setup),
+            *notes_of(setup.scenario, setup.pools, setup.changes),
+            *filter(None, [setup.costing.note]),
+        ],
         "not_modelled": list(NOT_MODELLED),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from calibrate.coverage import outside_shares
 from calibrate.kvgroups import KINDS, kv_rules
 from calibrate.pipeline import PipelineCost
+from servecast.costing.cost import Costing
 from servecast.errors import ServecastError
 from servecast.manifest import manifest
 from servecast.pools import PoolSetup
@@ -35,7 +37,14 @@ GATEWAY_BLOCK_TOKENS = 16
 
 
 class Result(Outcome):
-    """What happened, and `save` with the report."""
+    """What happened, what it costs, and `save` with the report."""
+
+    costing: Costing | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Flat figures: see `sim.result.Result.summary`, and for those of cost `servecast.costing.cost.Costing`."""
+        found = super().summary()
+        return found | (self.costing.summary(self, found) if self.costing else {})
 
     def save(self, folder: str | Path) -> Path:
         """Write the tables, the summary, the manifest and `report.html`. Raises ServecastError when that fails."""
@@ -68,7 +77,7 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
     for pool, shares in zip(facts["pools"], _outside(setup, deployment, cluster), strict=True):
         if shares:
             pool["cost"]["outside"] = shares
-    return Result(
+    result = Result(
         cluster.log,
         deployment,
         setup.scenario.slo.limits(),
@@ -78,6 +87,8 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
         unsent=source.unsent,
         classes=_classes(setup),
     )
+    result.costing = setup.costing
+    return result
 
 
 def _facts(pool: PoolSetup) -> PoolFacts:

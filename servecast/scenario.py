@@ -20,6 +20,7 @@ from calibrate.kernels.routing import SKEWS
 from calibrate.models import load_model
 from calibrate.options import refusals
 from servecast.change_parts import AutoscalePart, EventPart, FailuresPart, LimitsPart, Moment
+from servecast.costing.part import ApiPart, BuyPart, CostPart, PowerPart
 from servecast.errors import ServecastError, one_of
 from servecast.mistakes import MistakeError, say
 from servecast.own_policy import split
@@ -239,6 +240,7 @@ class Scenario(Part):
     host: HostPart = HostPart()
     memory: MemoryPart = MemoryPart()
     slo: SloPart = SloPart()
+    cost: CostPart | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     _file: YamlFile | None = PrivateAttr(None)
@@ -383,7 +385,7 @@ def _fields(loc: list[Any]) -> list[str]:
         "host": HostPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
         "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
         "priority": PriorityPart, "prometheus": PrometheusPart,
-        "servegen": ServegenPart,
+        "servegen": ServegenPart, "cost": CostPart, "power": PowerPart, "buy": BuyPart, "api": ApiPart,
     }  # fmt: skip
     innermost = [parts[name] for name in map(str, loc) if name in parts]
     return list((innermost or [Scenario])[-1].model_fields)

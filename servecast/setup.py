@@ -10,6 +10,8 @@ from typing import Any
 from calibrate.engine import EngineSpec
 from calibrate.options import family, nested
 from servecast.changes import changes_of, no_cold_start, wrong_changes
+from servecast.costing.cost import Costing, costing_of
+from servecast.costing.prices import split_path
 from servecast.errors import ServecastError, one_of
 from servecast.own_policy import split
 from servecast.pools import PoolSetup, profile_of, set_up_pool
@@ -28,6 +30,7 @@ class Setup:
     scenario: Scenario
     pools: tuple[PoolSetup, ...]
     requests: Requests
+    costing: Costing
     split: Split | None = None
     changes: Changes | None = None
 
@@ -79,6 +82,9 @@ class Setup:
         for part, key in places:
             for name in {"trace", "scrape", "earlier", "pool"} & part.keys():
                 part[name] = str(self.scenario.path_of(f"{key}.{name}", part[name]).resolve())
+        if isinstance(prices := plain.get("cost", {}).get("prices"), str) and (file := split_path(prices)):
+            path = str(self.scenario.path_of("cost.prices", file[0]).resolve())
+            plain["cost"]["prices"] = path if file[1] is None else f"{path}:{file[1]}"
         return plain
 
     def _resolved_engine(self, index: int) -> dict[str, Any]:
@@ -115,7 +121,11 @@ def set_up(scenario: Scenario) -> Setup:
         problems += _no_samples(pools)
     if requests:
         problems += _wrong_routers(scenario, requests)
-    split = None
+    split = costing = None
+    try:
+        costing = costing_of(scenario)
+    except ServecastError as error:
+        problems += error.problems
     if requests and not problems:
         try:
             split = split_of(scenario, pools, requests)
@@ -124,7 +134,8 @@ def set_up(scenario: Scenario) -> Setup:
     if problems:
         raise ServecastError(*(scenario.at(problem) for problem in dict.fromkeys(problems)))
     assert requests
-    return Setup(scenario, pools, requests, split, changes_of(scenario, pools, requests))
+    assert costing
+    return Setup(scenario, pools, requests, costing, split, changes_of(scenario, pools, requests))
 
 
 def _wrong_models(scenario: Scenario) -> Iterator[str]:
