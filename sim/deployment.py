@@ -14,7 +14,8 @@ from sim.metrics import Floats
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """Equal replicas, as far as the metrics need them: `gpus` of each. Bytes are per GPU, KV blocks per replica."""
+    """Equal replicas, as far as the metrics need them: `gpus` of each, and how many (`ranks`) step together. Bytes are
+    per GPU, KV blocks per replica."""
 
     name: str
     replicas: int
@@ -25,6 +26,7 @@ class PoolFacts:
     kv_bytes_per_token: int
     prefix_caching: bool = False
     role: str = "unified"
+    ranks: int = 1
 
     @property
     def block_bytes(self) -> int:

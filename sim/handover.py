@@ -93,6 +93,7 @@ class HandOver:
             whole.outcome = LENGTH if whole.output_tokens == whole.max_tokens else STOP
         whole.replica = part.replica
         whole.finish_s, whole.first_step, whole.last_step = part.finish_s, part.first_step, part.last_step
+        whole.sent_s, whole.queued_s = reading.sent_s, reading.queued_s
         whole.scheduled_s, whole.cached_tokens = reading.scheduled_s, reading.cached_tokens
         whole.preemptions = reading.preemptions + (part.preemptions if part is not reading else 0)
         early = self._desk.split.first_token == "prefill"

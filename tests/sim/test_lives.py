@@ -395,9 +395,8 @@ def histories(draw):
     return sorted(rows), patience, split, changes, draw(st.booleans()), draw(st.integers(0, 9)), draw(st.booleans())
 
 
-@given(histories(), st.sampled_from(list(ROUTERS)), st.booleans())
-@settings(max_examples=300, deadline=None)
-def test_nothing_is_lost_or_counted_twice(history, router, closed):
+def simulated(history, router, closed):
+    """A history with that router, of clients that wait for answers or not; (the cluster, its pools, the requests)."""
     rows, patience, split, changes, asynchronous, seed, caching = history
     arrival, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
     n = len(rows)
@@ -421,6 +420,15 @@ def test_nothing_is_lost_or_counted_twice(history, router, closed):
     source = ClosedLoop(4, requests) if closed else OpenLoop(arrival.astype(float), requests)
     cluster = Cluster(source, pools, routing, changes)
     assert cluster.run()
+    return cluster, pools, requests
+
+
+@given(histories(), st.sampled_from(list(ROUTERS)), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_nothing_is_lost_or_counted_twice(history, router, closed):
+    cluster, _, requests = simulated(history, router, closed)
+    changes, output, n = history[3], requests.output_tokens, len(requests.output_tokens)
+    samples = np.ones(n, int) if requests.samples is None else requests.samples
     table, log = cluster.log.requests.table(), cluster.log
     assert sorted(table["id"]) == list(range(n))
     assert UNFINISHED not in table["outcome"]
