@@ -55,6 +55,12 @@ class Deployment:
         return np.repeat([float(value(pool)) for pool in self.pools], [pool.replicas for pool in self.pools])
 
     @property
+    def leaders(self) -> list[int]:
+        """The numbers of the replicas, of those that step together the first one's."""
+        firsts = zip(self.pools, self.first, strict=False)
+        return [n for pool, first in firsts for n in range(first, first + pool.replicas, pool.ranks)]
+
+    @property
     def first(self) -> list[int]:
         """The number of each pool's first replica, and of one after the last."""
         return [0, *accumulate(pool.replicas for pool in self.pools)]

@@ -223,9 +223,9 @@ class SplitDesk:
             self._prefill.front_end(reading).replica.transferred(reading, now)
             self.on_free()
 
-    def came(self, number: int, now: float) -> None:
-        """From now on that replica takes requests."""
-        self._side(number).came(number, now)
+    def came(self, numbers: Sequence[int], now: float) -> None:
+        """From now on these replicas of one pool take requests."""
+        self._side(numbers[0]).came(numbers, now)
 
     def gone(self, number: int) -> None:
         """It takes no more."""

@@ -253,7 +253,7 @@ class Result:
             "failed": int((self._rows["outcome"] == FAILED).sum()),
             "retries": self._losses.height - int((self._rows["outcome"] == FAILED).sum()),
             "lost_output_tokens": int(self._losses["output_tokens"].sum()),
-            **presence.happened(),
+            **presence.happened(d.leaders),
             "mean_replicas": existed / duration if duration else None,
             "peak_replicas": presence.most(range(d.replicas)),
             "gpus": sum(gpus * presence.most(numbers) for gpus, numbers in pools),
