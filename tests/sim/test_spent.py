@@ -26,6 +26,8 @@ from tests.sim.test_lives import LEAST, histories, simulated
 from tests.sim.test_lockstep import Group
 from tests.sim.test_lockstep import run as run_group
 from tests.sim.test_oracle import scenarios
+from tests.sim.test_pipeline import Stages, shapes
+from tests.sim.test_pipeline import simulate as run_pipeline
 
 SHARED = [HealthCheck.function_scoped_fixture]
 
@@ -89,6 +91,16 @@ def test_of_engines_that_step_together(seed, ranks, asynchronous):
     rows = list(zip(np.cumsum(rng.exponential(1.0, n)), rng.integers(1, 60, n), rng.integers(1, 20, n), strict=True))
     log, _ = run_group(rows, ranks, Group(LinearCost()), VllmV1(32, 8), asynchronous=asynchronous)
     assert check_spent(log, deployed((ranks, "unified"), ranks=ranks)) == n
+
+
+@given(scenarios(), shapes, st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_of_a_pipeline(scenario, shares, fills):
+    """Its rows are what the pipeline needs for one batch more."""
+    policy, cost, blocks, block_size, asynchronous, rows, _ = scenario
+    kv = policy.cache(blocks, block_size)
+    _, log = run_pipeline(policy, Stages(cost, shares), kv, asynchronous, fills or asynchronous, rows)
+    assert check_spent(log, deployed((1, "unified")), aligned=False) == len(rows)
 
 
 COST = LinearCost(base=1.0, token=0.01, decode=0.1, kv=0.0, attention=0.0)
