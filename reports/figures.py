@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from reports import look, words
 from reports.series import Series, cdf, over_time, thinned
+from reports.spent import where_spent
 from sim.metrics import PERCENTILES, Distribution, Floats
 from sim.presence import EXIST
 from sim.result import Result
@@ -21,7 +22,7 @@ SCATTER_POINTS = 3000
 def latency_cdfs(result: Result) -> go.Figure:
     """TTFT, TPOT, ITL and E2E: the share of requests (ITL: of token gaps) at or below each value; SLO limits."""
     names = ("TTFT", "TPOT", "ITL", "E2E")
-    figure = look.panels([f"<b>{name}</b>" for name in names], columns=2, legend=False)
+    figure = look.panels([f"<b>{name}</b>" for name in names], columns=2, legend=0)
     for i, name in enumerate(names):
         if name == "ITL":
             distribution = result.itl
@@ -226,6 +227,11 @@ FIGURES: dict[str, tuple[Callable[[Result], go.Figure], str]] = {
         latency_cdfs,
         "How latencies spread: at a value on the x axis, the curve gives the share that is at most that long; a long "
         "flat top is a slow tail that averages hide.",
+    ),
+    "spent": (
+        where_spent,
+        "What to change first: a queue asks for more replicas or places, the own prompt for faster GPUs or more of "
+        "them to a replica, others' prompts for smaller chunks or a pool of their own.",
     ),
     "load": (load_over_time, "A growing waiting area means that requests arrive faster than they are served."),
     "kv": (

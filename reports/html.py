@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any
 
-from reports import figures, words
+from reports import figures, pool_words, spent, words
 from reports.cost_words import cost_assumptions, cost_rows
 from reports.page import card, figure, page
 from reports.words import NONE, gib, percent, quantity
@@ -27,11 +27,13 @@ def report_html(result: Result) -> str:
             "<h2>Latency</h2>",
             _latencies(summary),
             _intervals(result.manifest),
+            _spent(summary),
             _classes(summary),
             _pools(summary),
-            "".join(f"<p>Replicas: {escape(said)}</p>" for said in words.came_and_went(summary)),
+            "".join(f"<p>Pipeline stages: {escape(said)}</p>" for said in pool_words.pipelines(summary)),
+            "".join(f"<p>Replicas: {escape(said)}</p>" for said in pool_words.came_and_went(summary)),
             _cost(summary, result.manifest),
-            *(figure(name, caption) for name, (_, caption) in _figures(summary).items()),
+            *(figure(name, caption) for name, (_, caption) in _figures(summary).items() if name != "spent"),
             "<h2>Assumptions, and where the numbers come from</h2>",
             *_provenance(result.manifest),
             "<h2>What each number means</h2>",
@@ -102,9 +104,8 @@ def _latencies(summary: Mapping[str, Any]) -> str:
     rows = []
     for name, key in {**words.METRICS, "Queue time": "queue_ms"}.items():
         unit, values = words.latency_row(summary, key)
-        rows.append(f"<tr><th>{name} ({unit})</th>" + "".join(f'<td class="number">{v}</td>' for v in values) + "</tr>")
-    head = "".join(f'<th class="number">{stat}</th>' for stat in ("mean", "p50", "p90", "p99"))
-    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        rows.append((f"{name} ({unit})", *values))
+    return _table(("", "mean", "p50", "p90", "p99"), rows, numbers=True)
 
 
 def _intervals(manifest: Mapping[str, Any]) -> str:
@@ -112,8 +113,20 @@ def _intervals(manifest: Mapping[str, Any]) -> str:
     said, rows = words.interval_rows(manifest)
     if not rows:
         return ""
-    table = _table(("", "mean", "p50", "p90", "p99"), [(name, *cells) for name, cells in rows])
+    table = _table(("", "mean", "p50", "p90", "p99"), [(name, *cells) for name, cells in rows], numbers=True)
     return f"<h2>How sure is it?</h2><p>{escape(said)}.</p>{table}"
+
+
+def _spent(summary: Mapping[str, Any]) -> str:
+    """Where TTFT and TPOT were spent."""
+    tables = [
+        _table((metric, *spent.WHICH.values()), [(name, *cells) for name, cells in found], numbers=True)
+        for metric, found in spent.rows(summary["spent"])
+    ]
+    if not tables:
+        return ""
+    drawn = figure("spent", figures.FIGURES["spent"][1])
+    return f'<h2>Where the time went</h2><div class="beside">{"".join(tables)}</div>{drawn}'
 
 
 def _classes(summary: Mapping[str, Any]) -> str:
@@ -121,19 +134,25 @@ def _classes(summary: Mapping[str, Any]) -> str:
     if not (classes := summary.get("classes")):
         return ""
     head = ("class", *words.CLASS_COLUMNS)
-    return "<h2>Request classes</h2>" + _table(head, [(name, *words.class_row(s)) for name, s in classes.items()])
+    return "<h2>Request classes</h2>" + _table(
+        head, [(name, *words.class_row(s)) for name, s in classes.items()], numbers=True
+    )
 
 
 def _pools(summary: Mapping[str, Any]) -> str:
     """The pools side by side, where there are several."""
     if not (pools := summary.get("pools")):
         return ""
-    head = ("pool", *words.POOL_COLUMNS)
-    table = "<h2>Pools</h2>" + _table(head, [(name, *words.pool_row(s)) for name, s in pools.items()])
+    facts = [(name, *cells) for name, cells in pool_words.pool_facts(pools)]
+    table = "<h2>Pools</h2>" + _table(("", *pools), facts, numbers=True)
     if not (handed := summary.get("handed_over")):
         return table
-    stages = _table(("", "mean", "p50", "p90", "p99"), [(name, *cells) for name, cells in words.stage_rows(handed)])
-    return f"{table}<p>{escape(words.handed_over(handed))}</p>{stages}"
+    stages = _table(
+        ("", "mean", "p50", "p90", "p99"),
+        [(name, *cells) for name, cells in pool_words.stage_rows(handed)],
+        numbers=True,
+    )
+    return f"{table}<p>{escape(pool_words.handed_over(handed))}</p>{stages}"
 
 
 def _cost(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
@@ -151,8 +170,8 @@ def _figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """The figures that have something to show."""
     if not summary["engine_steps"]:
         return {}
-    needs = {"pools": "pools", "replicas": "peak_replicas"}
-    return {name: made for name, made in figures.FIGURES.items() if needs.get(name, "duration") in summary}
+    there = {"spent": bool(summary["spent"]), "pools": "pools" in summary, "replicas": "peak_replicas" in summary}
+    return {name: made for name, made in figures.FIGURES.items() if there.get(name, True)}
 
 
 def _provenance(manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -204,13 +223,16 @@ def _memory_row(key: str, value: Any) -> tuple[str, str]:
     return name, _text(value)
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    top = "<thead><tr>" + "".join(f"<th>{h}</th>" for h in head) + "</tr></thead>" if any(head) else ""
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: bool = False) -> str:
+    """All columns after the first are `numbers`, or none is."""
+    kind = ' class="number"' if numbers else ""
+    top = f"<th>{escape(head[0])}</th>" + "".join(f"<th{kind}>{escape(h)}</th>" for h in head[1:])
     body = "".join(
-        f"<tr><th>{escape(first)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
+        f"<tr><th>{escape(first)}</th>" + "".join(f"<td{kind}>{escape(cell)}</td>" for cell in rest) + "</tr>"
         for first, *rest in rows
     )
-    return f"<table>{top}<tbody>{body}</tbody></table>"
+    above = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
+    return f'<div class="wide"><table{kind}>{above}<tbody>{body}</tbody></table></div>'
 
 
 def _list(items: Iterable[Any]) -> str:

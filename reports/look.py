@@ -27,14 +27,15 @@ SPREAD = 30
 """Largest over smallest value from which an axis is logarithmic."""
 
 
-def panels(titles: Sequence[str], columns: int = 1, *, legend: bool = True) -> go.Figure:
-    """An empty figure with a panel a title, axes x, x2, ... and y, y2, ..."""
-    top = TOP + LEGEND * legend
+def panels(titles: Sequence[str], columns: int = 1, *, legend: int = 1, height: int = PANEL) -> go.Figure:
+    """An empty figure with a panel a title, each of that `height`, axes x, x2, ... and y, y2, ..., and room for so many
+    lines of `legend`."""
+    top = TOP + (LEGEND + ENTRY * (legend - 1) if legend else 0)
     figure = go.Figure()
     figure.update_layout(
         template="none",
-        meta={"panels": len(titles)},
-        showlegend=legend,
+        meta={"panels": len(titles), "height": height},
+        showlegend=legend > 0,
         font={"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 13, "color": INK},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
@@ -49,7 +50,7 @@ def panels(titles: Sequence[str], columns: int = 1, *, legend: bool = True) -> g
             "traceorder": "normal",
         },
         hoverlabel={"namelength": -1},
-        **_placement(len(titles), columns, top),
+        **_placement(len(titles), columns, top, height),
     )
     axis = {
         "gridcolor": GRID,
@@ -75,7 +76,7 @@ def one_column(figure: Mapping[str, Any]) -> dict[str, Any]:
     layout = figure["layout"]
     entries = sum(trace.get("showlegend", True) for trace in figure["data"]) if layout["showlegend"] else 0
     top = TOP + ENTRY * entries
-    changes = {"margin": {"t": top}, **_placement(layout["meta"]["panels"], 1, top)}
+    changes = {"margin": {"t": top}, **_placement(layout["meta"]["panels"], 1, top, layout["meta"]["height"])}
     merged = {key: {**layout[key], **value} if isinstance(value, dict) else value for key, value in changes.items()}
     return {**layout, **merged}
 
@@ -105,17 +106,17 @@ def tick_text(value: float) -> str:
     return quantity(value) if value >= 100 else f"{value:g}"
 
 
-def _placement(count: int, columns: int, top_px: int) -> dict[str, Any]:
-    """Height, and the place of every axis, for `count` panels in `columns` columns."""
+def _placement(count: int, columns: int, top_px: int, panel: int) -> dict[str, Any]:
+    """Height, and the place of every axis, for `count` panels of height `panel` in `columns` columns."""
     rows = -(-count // columns)
-    area = rows * PANEL + (rows - 1) * GAP
+    area = rows * panel + (rows - 1) * GAP
     width = (1 - COLUMN_GAP * (columns - 1)) / columns
     axes: dict[str, Any] = {}
     for i in range(count):
         row, column = divmod(i, columns)
-        left, top = column * (width + COLUMN_GAP), 1 - row * (PANEL + GAP) / area
+        left, top = column * (width + COLUMN_GAP), 1 - row * (panel + GAP) / area
         axes[f"xaxis{_number(i)}"] = {"domain": [left, left + width], "anchor": f"y{_number(i)}"}
-        axes[f"yaxis{_number(i)}"] = {"domain": [max(0.0, top - PANEL / area), top], "anchor": f"x{_number(i)}"}
+        axes[f"yaxis{_number(i)}"] = {"domain": [max(0.0, top - panel / area), top], "anchor": f"x{_number(i)}"}
     return {"height": area + top_px + BOTTOM, **axes}
 
 

@@ -114,7 +114,7 @@ def figures_of(against: Against) -> dict[str, tuple[go.Figure, str]]:
 
 def _scatter(each: Compared) -> go.Figure:
     """Predicted over measured time, and their ratio over measured time."""
-    figure = look.panels(["<b>Predicted time</b>", "<b>Predicted / measured</b>"], columns=2, legend=False)
+    figure = look.panels(["<b>Predicted time</b>", "<b>Predicted / measured</b>"], columns=2, legend=0)
     scale, unit = (1e6, "µs") if float(np.median(each.measured)) < 1e-3 else (1e3, "ms")
     x, y = (scale * side for side in (each.measured, each.predicted))
     low, high = float(min(x.min(), y.min())), float(max(x.max(), y.max()))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports import words
+from reports import pool_words, spent, words
 from reports.cost_words import cost_facts
 from reports.words import gib, percent, quantity
 from sim.result import Result
@@ -50,7 +50,7 @@ def print_summary(result: Result, console: Console) -> None:
         console.print()
     for key, head, columns, row in (
         ("classes", "class", words.CLASS_COLUMNS, words.class_row),
-        ("pools", "pool", words.POOL_COLUMNS, words.pool_row),
+        ("pools", "pool", pool_words.POOL_COLUMNS, pool_words.pool_row),
     ):
         if key in s:
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -65,9 +65,9 @@ def print_summary(result: Result, console: Console) -> None:
         stages = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for column in ("", "mean", "p50", "p90", "p99"):
             stages.add_column(column, justify="right" if column else "left")
-        for name, cells in words.stage_rows(handed):
+        for name, cells in pool_words.stage_rows(handed):
             stages.add_row(name, *cells)
-        console.print(Text(words.handed_over(handed)), stages, sep="\n")
+        console.print(Text(pool_words.handed_over(handed)), stages, sep="\n")
         console.print()
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(no_wrap=True)
@@ -95,6 +95,7 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         limits = words.slo(result.slo) if result.slo else "the SLO of their class"
         met = f"{percent(s['slo_attainment'])} meet {limits}"
         facts.append(("Goodput", f"{number('request_goodput')} requests/s ({met})"))
+    went = [(f"{metric} is", said) for metric, said in spent.said(s["spent"])]
     found = s["prefix_cache_hit_rate"]
     kv = [
         f"{stat} {percent(s[f'kv_{stat}_fraction'])} ({gib(s[f'{stat}_kv_cache_memory_used'])} per GPU)"
@@ -102,6 +103,7 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     return [
         *facts,
+        *went,
         ("KV cache", ", ".join(kv)),
         ("Queue", f"mean {number('mean_queue_size')}, peak {number('peak_queue_size')} requests waiting"),
         (
@@ -109,8 +111,8 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
             f"mean {number('mean_batch_size_current')}, peak {number('peak_batch_size_current')} requests a step"
             + " and replica" * (result.deployment.replicas > 1),
         ),
-        *[("Stages", said) for said in words.pipelines(s)],
-        *[("Replicas", said) for said in words.came_and_went(s)],
+        *[("Stages", said) for said in pool_words.pipelines(s)],
+        *[("Replicas", said) for said in pool_words.came_and_went(s)],
         ("Preemptions", "; ".join(filter(None, words.preemptions(s)))),
         *([("Prefix hits", f"{percent(found)} of prompt tokens")] if found is not None else []),
         *cost_facts(s, result.manifest),

@@ -38,7 +38,7 @@ def arrivals_over_time(trace: Trace, facts: Facts) -> go.Figure:
 
 def length_cdfs(trace: Trace, facts: Facts) -> go.Figure:
     """The share of requests whose prompt, and whose output, is at most that long."""
-    figure = look.panels(["", ""], columns=2, legend=False)
+    figure = look.panels(["", ""], columns=2, legend=0)
     _cdf(figure, 0, "Prompt", trace.prompt_tokens, "tokens", "requests")
     _cdf(figure, 1, "Output", trace.output_tokens, "tokens", "requests")
     return figure
@@ -83,7 +83,7 @@ def prefix_sharing(trace: Trace, facts: Facts) -> go.Figure:
 def session_cdfs(trace: Trace, facts: Facts) -> go.Figure:
     """Turns of a session, and think times between turns."""
     assert trace.turns is not None
-    figure = look.panels(["", ""], columns=2, legend=False)
+    figure = look.panels(["", ""], columns=2, legend=0)
     first, _ = sessions(trace.turns.previous)
     counts = np.bincount(first)
     _cdf(figure, 0, "Turns", counts[counts > 0], "turns", "sessions")

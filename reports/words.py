@@ -25,6 +25,11 @@ DEFINITIONS = {
     "ITL": "inter-token latency: the time between two consecutive tokens of a request, over all tokens of all requests",
     "E2E": "end-to-end latency: from a request's arrival to its last token",
     "Queue time": "from a request's arrival to the start of the first step that works on it",
+    "Own prompt, others' prompts, decoding": "how the time of steps is divided: a step that holds prompts decodes for "
+    "as long as steps without prompts took on average with as many sequences; the rest is the prompts', by their "
+    "tokens",
+    "Left out": "gaps between two tokens of a request in which it was preempted or the engine left it out of a step",
+    "Slowest 1 %": "the requests with the longest TTFT, or TPOT, one at least: the mean over them",
     "Throughput": "finished requests, and their tokens, per second from time 0 to the last token",
     "Goodput": "finished requests that meet every limit of the SLO, per second",
     "KV cache": "the share of the KV cache blocks in use; bytes are per GPU",
@@ -282,69 +287,3 @@ def class_row(summary: Mapping[str, Any]) -> tuple[str, ...]:
         *(NONE if ms is None else f"{quantity(ms)} ms" for ms in times),
         NONE if met is None else percent(met),
     )
-
-
-POOL_COLUMNS = ("GPUs", "finished", "TTFT p50", "TTFT p99", "TPOT p50", "busy", "KV peak")
-
-
-def pool_row(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """The figures of one pool, in the order of POOL_COLUMNS: times in ms, the share of time that its replicas spend in
-    steps, and of the KV cache that the fullest used."""
-    times = (summary[key] for key in ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms"))
-    return (
-        f"{summary['gpus']:,}",
-        f"{summary['completed']:,}",
-        *(NONE if ms is None else f"{quantity(ms)} ms" for ms in times),
-        percent(summary["busy_fraction"]),
-        percent(summary["kv_peak_fraction"]),
-    )
-
-
-def came_and_went(summary: Mapping[str, Any]) -> list[str]:
-    """What became of replicas, where something did."""
-    if "peak_replicas" not in summary:
-        return []
-    names = (("failure", "replica_failures"), ("start", "replica_starts"), ("drain", "replica_drains"))
-    done = [f"{summary[key]:,} {name}{'' if summary[key] == 1 else 's'}" for name, key in names if summary[key]]
-    again = [f"{requests(summary['retries'])} sent anew"] * bool(summary["retries"])
-    there = f"mean {quantity(summary['mean_replicas'])}, peak {summary['peak_replicas']:,}"
-    hours = f"{quantity(summary['gpu_seconds'] / 3600)} GPU-hours"
-    return ["; ".join([", ".join([there, *done, *again]), hours])]
-
-
-def pipelines(summary: Mapping[str, Any]) -> list[str]:
-    """How busy the stages of pipelines are, and the bubble between them."""
-    said = []
-    for pool, shares in summary.get("stages", {}).items():
-        bubble = 1 - sum(shares) / len(shares)
-        busy = ", ".join(percent(share) for share in shares)
-        where = f"{pool}: " if len(summary["stages"]) > 1 else ""
-        said.append(f"{where}busy {busy} of the time in steps; bubble {percent(bubble)}")
-    return said
-
-
-STAGES = {
-    "queue": "waiting for the prefill side",
-    "prefill": "prefill",
-    "decode_queue": "waiting for the decode side",
-    "link_queue": "waiting for hosts and links",
-    "transfer": "KV on the links",
-    "first_decode": "first token of the decode side",
-}
-"""Where the time until the first token goes where prefill and decode are apart, and the end of each one's keys."""
-
-
-def stage_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """(stage with its unit, [mean, p50, p90, p99]) of the requests that were handed over."""
-    rows = []
-    for stage, name in STAGES.items():
-        if f"mean_{stage}_ms" in summary:
-            unit, values = latency_row(summary, f"{stage}_ms")
-            rows.append((f"{name} ({unit})", values))
-    return rows
-
-
-def handed_over(summary: Mapping[str, Any]) -> str:
-    """How many requests were handed over, and what moved."""
-    moved = f"{quantity(summary['bytes'] / summary['requests'] / 1e6)} MB each"
-    return f"{requests(summary['requests'])} were handed over from prefill to decode, {moved}; until the first token:"

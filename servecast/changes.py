@@ -24,7 +24,7 @@ def changes_of(scenario: Scenario, pools: Sequence[PoolSetup], requests: Request
     if not (any(parts) or cluster.events or limits):
         return None
     return Changes(
-        initially=tuple(part.replicas * part.dp for part in cluster.pools),
+        initially=tuple(part.replicas for part in cluster.pools),
         cold_start_s=tuple(_cold_start_s(part, pool) or 0.0 for part, pool in zip(cluster.pools, pools, strict=True)),
         events=tuple(_events(scenario)),
         failures={
@@ -49,16 +49,6 @@ def wrong_changes(scenario: Scenario) -> Iterator[str]:
     cluster = scenario.cluster
     for i, part in enumerate(cluster.pools):
         key, rule = _key(scenario, i), part.autoscale
-        happens = {
-            "failures": part.failures is not None,
-            "autoscale": rule is not None,
-            "events": any(event.pool in (None, cluster.names[i]) for event in cluster.events or []),
-        }
-        if part.dp > 1 and (what := [name for name, given in happens.items() if given]):
-            yield (
-                f"{key}.dp: engines that step together do not fail, start or stop here yet; take {one_of(what)} out, "
-                "or use replicas of dp 1"
-            )
         if rule is not None:
             if not rule.min <= part.replicas <= rule.max:
                 yield (

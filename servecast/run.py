@@ -104,6 +104,7 @@ def _facts(pool: PoolSetup) -> PoolFacts:
         kv_bytes_per_token=memory.kv_bytes_per_token,
         prefix_caching=pool.engine.enable_prefix_caching,
         role=pool.role,
+        ranks=pool.layout.dp,
     )  # fmt: skip
 
 

@@ -57,8 +57,8 @@ class Autoscaler:
         to = min(max(has, least), most)
         if to > has:
             lives.start(self._pool, to - has)
-        for number in lives.counted(self._pool)[: max(has - to, 0)]:
-            lives.drain(number)
+        for unit in lives.counted(self._pool)[: max(has - to, 0)]:
+            lives.drain(unit)
         if to != has:
             self._acted_s = now
         patience_s = max(rule.up_after_s, rule.down_after_s) + rule.window_s + rule.every_s
@@ -75,9 +75,10 @@ class Autoscaler:
                 return has
             share = sum(met for _, met in self._met) / len(self._met)
             return has + 1 if share < rule.target else has - 1 if share == 1 else has
-        there = [self._front_ends[number] for number in self._lives.up(self._pool)]
+        units = self._lives.up(self._pool)
+        there = [self._front_ends[number] for unit in units for number in unit]
         if rule.metric == "kv":
-            total = sum(front_end.kv_used for front_end in there)
+            total = sum(self._front_ends[number].kv_used / len(unit) for unit in units for number in unit)
         elif rule.metric == "waiting":
             total = self._waiting() + sum(front_end.waiting for front_end in there)
         else:

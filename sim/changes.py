@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """At `at_s` the replica at place `replica` of pool `pool` fails, and is back after `repair_s` (inf: never); or it
+    """At `at_s` the unit at place `replica` of pool `pool` fails, and is back after `repair_s` (inf: never); or it
     is drained; or `count` more of the pool are started."""
 
     at_s: float
@@ -23,7 +23,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Each replica fails after an exponential time of mean `mtbf_s` in which it takes requests, and takes them again
+    """Each unit fails after an exponential time of mean `mtbf_s` in which it takes requests, and takes them again
     after `repair_s` (inf: never)."""
 
     mtbf_s: float
@@ -42,8 +42,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Autoscale:
-    """A pool has from `least` to `most` replicas, so that `metric` is at `target`: `outstanding` requests that are not
-    over, or `waiting` ones that have not begun, a replica; the share of `kv` in use; or the share of requests that were
+    """A pool has from `least` to `most` units, so that `metric` is at `target`: `outstanding` requests that are not
+    over, or `waiting` ones that have not begun, a unit; the share of `kv` in use; or the share of requests that were
     over in the last `window_s` and had met their SLO, whose limits `slo` says by a request's number.
 
     Looked at every `every_s`. Within `tolerance` of the target nothing changes; nor before what it wants has been so
@@ -64,10 +64,10 @@ class Autoscale:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What happens in a run.
+    """What happens in a run, to units: replicas on their own, or all those together that step together.
 
-    `initially`: how many replicas of each pool there are at time 0, of those it can have. `cold_start_s` of each pool:
-    from a replica's start until it takes requests. A request that is lost with its replica is sent anew, up to
+    `initially`: how many of each pool there are at time 0, of those it can have. `cold_start_s` of each pool:
+    from one's start until it takes requests. A request that is lost with its replica is sent anew, up to
     `retries` times. `limits` None: all are let in.
     """
 

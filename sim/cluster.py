@@ -101,8 +101,12 @@ class Cluster:
         self._asks = routing.asks
         self._split = routing.split
         self.front_ends: list[FrontEnd] = []
+        self._units: list[range] = []  # replicas on their own, or that step together
         for pool in pools:
-            self._start(pool)
+            for _ in range(pool.replicas // pool.ranks):
+                numbers = range(len(self.front_ends), len(self.front_ends) + pool.ranks)
+                self._units.append(numbers)
+                self.front_ends += self._unit(pool, numbers)
         models = range(1 + max(pool.serves for pool in pools))
         self._desks = [self._desk(pools, routing, model) for model in models]
         self._lives: Lives | None = None
@@ -114,16 +118,19 @@ class Cluster:
     def _live(self, changes: Changes, seed: int) -> Lives:
         """What becomes of the replicas."""
 
-        def renew(number: int) -> None:
-            self._record_stages(number)
-            step = self.front_ends[number].replica.state.step
-            self.front_ends[number] = self._front_end(self._pools[self._of[number]], number)
-            self.front_ends[number].replica.state.step = step  # steps are numbered on
+        def renew(numbers: range) -> None:
+            for number in numbers:
+                self._record_stages(number)
+            steps = [self.front_ends[number].replica.state.step for number in numbers]
+            made = self._unit(self._pools[self._of[numbers[0]]], numbers)
+            self.front_ends[numbers.start : numbers.stop] = made
+            for front_end, step in zip(made, steps, strict=True):
+                front_end.replica.state.step = step  # steps are numbered on
 
         desks = [self._desks[self._pools[i].serves] for i in self._of]
         lives = Lives(
-            changes, self._clock, self.log, self._of, self.front_ends, desks, renew, self._closed,
-            lambda: len(self.log.requests) < self._source.total, seed,
+            changes, self._clock, self.log, [self._of[unit[0]] for unit in self._units], self._units, self.front_ends,
+            desks, renew, self._closed, lambda: len(self.log.requests) < self._source.total, seed,
         )  # fmt: skip
         for desk in self._desks:
             if isinstance(desk, SplitDesk):
@@ -175,13 +182,10 @@ class Cluster:
             return SIDES.get(pool.role, Replica)
         return PushSide if self._split is not None and self._split.layers and pool.role == "prefill" else Replica
 
-    def _start(self, pool: Pool) -> None:
-        """Start the replicas of a pool."""
-        group: Lockstep | None = None
-        for i in range(pool.replicas):
-            if pool.group is not None and i % pool.ranks == 0:
-                group = Lockstep(self._clock, pool.group)
-            self.front_ends.append(self._front_end(pool, len(self.front_ends), group))
+    def _unit(self, pool: Pool, numbers: range) -> list[FrontEnd]:
+        """New replicas of a pool, which step together if there are several."""
+        group = None if pool.group is None else Lockstep(self._clock, pool.group)
+        return [self._front_end(pool, number, group) for number in numbers]
 
     def _front_end(self, pool: Pool, index: int, group: Lockstep | None = None) -> FrontEnd:
         """A new replica of a pool."""

@@ -14,7 +14,8 @@ from sim.metrics import Floats
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """Equal replicas, as far as the metrics need them: `gpus` of each. Bytes are per GPU, KV blocks per replica."""
+    """Equal replicas, as far as the metrics need them: `gpus` of each, and how many (`ranks`) step together. Bytes are
+    per GPU, KV blocks per replica."""
 
     name: str
     replicas: int
@@ -25,6 +26,7 @@ class PoolFacts:
     kv_bytes_per_token: int
     prefix_caching: bool = False
     role: str = "unified"
+    ranks: int = 1
 
     @property
     def block_bytes(self) -> int:
@@ -51,6 +53,12 @@ class Deployment:
     def of(self, value: Callable[[PoolFacts], float]) -> Floats:
         """float64[replicas]: a fact of each replica's pool."""
         return np.repeat([float(value(pool)) for pool in self.pools], [pool.replicas for pool in self.pools])
+
+    @property
+    def leaders(self) -> list[int]:
+        """The numbers of the replicas, of those that step together the first one's."""
+        firsts = zip(self.pools, self.first, strict=False)
+        return [n for pool, first in firsts for n in range(first, first + pool.replicas, pool.ranks)]
 
     @property
     def first(self) -> list[int]:

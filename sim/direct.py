@@ -86,9 +86,10 @@ class Direct:
         among them, and those for which there is none."""
         return [*self.waiting, *(request for n in self._numbers for request in self._front_ends[n].requests)]
 
-    def came(self, number: int, now: float) -> None:
-        """From now on that replica takes requests: first those for which there was none."""
-        self._fleet.came(self._place[number], self._front_ends[number])
+    def came(self, numbers: Sequence[int], now: float) -> None:
+        """From now on these replicas take requests: first those for which there was none."""
+        for number in numbers:
+            self._fleet.came(self._place[number], self._front_ends[number])
         waiting, self.waiting = self.waiting, []
         for request in waiting:
             request.entered_s = now

@@ -53,6 +53,7 @@ class FrontEnd:
         start = arrival_s if arrival_s > self._free_s else self._free_s
         self._free_s = start + time.prompt_token_s * request.prompt_tokens
         request.replica = self.replica.index
+        request.sent_s = arrival_s
         request.entered_s = self._free_s + time.request_s
         if request.entered_s == arrival_s:
             self._enter(request)
@@ -109,6 +110,7 @@ class FrontEnd:
 
     def _enter(self, request: Request) -> None:
         """The engine gets the request: all of its samples, if it asks for several."""
+        request.queued_s = request.entered_s
         if request.samples == 1:
             self.replica.submit(request)
             return

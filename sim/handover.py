@@ -77,6 +77,7 @@ class HandOver:
             whole.outcome = LENGTH if whole.output_tokens == whole.max_tokens else STOP
         whole.replica = part.replica
         whole.finish_s, whole.first_step, whole.last_step = part.finish_s, part.first_step, part.last_step
+        whole.sent_s, whole.queued_s = reading.sent_s, reading.queued_s
         whole.scheduled_s, whole.cached_tokens = reading.scheduled_s, reading.cached_tokens
         whole.preemptions = reading.preemptions + (part.preemptions if part is not reading else 0)
         early = self._desk.split.first_token == "prefill"
@@ -199,9 +200,9 @@ class SplitDesk:
             self._prefill.front_end(reading).replica.transferred(reading, now)
             self.on_free()
 
-    def came(self, number: int, now: float) -> None:
-        """From now on that replica takes requests."""
-        self._side(number).came(number, now)
+    def came(self, numbers: Sequence[int], now: float) -> None:
+        """From now on these replicas of one pool take requests."""
+        self._side(numbers[0]).came(numbers, now)
 
     def gone(self, number: int) -> None:
         """It takes no more."""

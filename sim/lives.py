@@ -1,5 +1,8 @@
 """Replicas that start, fail and stop: events at their times, and what becomes of the requests that one had.
 
+Engines that step together do all this together: units are replicas on their own, or all of such a group. Of vLLM's
+engines, when one dies its client shuts the others down (`monitor_engine_cores` of `v1/engine/core_client.py`).
+
 A replica exists from its start on and takes requests once it has started; one that is drained takes no more, and is
 gone when the last one that it has is over. One that fails is gone at once, with all that it has computed: its requests
 begin anew, placed by the router once more, up to a number of times. It comes back as a new one, under its number.
@@ -30,7 +33,7 @@ class Desk(Protocol):
 
     def submit(self, request: Request) -> None: ...
 
-    def came(self, number: int, now: float) -> None: ...
+    def came(self, numbers: Sequence[int], now: float) -> None: ...
 
     def gone(self, number: int) -> None: ...
 
@@ -42,10 +45,10 @@ class Desk(Protocol):
 
 
 class Lives:
-    """The replicas `front_ends` of the pools `of` (a replica each), as `changes` has it.
+    """The replicas `front_ends`, as `changes` has it. `units`: the numbers of each one's replicas; `of`: their pools.
 
-    `desks`: where the requests of each are handed in. `renew(number)` puts a new replica in the place of one that is
-    gone. `on_finish(request, now)` hears of requests that have failed; `going()`: there is work left.
+    `desks`: where the requests of each replica are handed in. `renew(numbers)` puts new replicas in the place of a unit
+    that is gone. `on_finish(request, now)` hears of requests that have failed; `going()`: there is work left.
     """
 
     def __init__(
@@ -54,9 +57,10 @@ class Lives:
         clock: Clock,
         log: Log,
         of: Sequence[int],
+        units: Sequence[range],
         front_ends: Sequence[FrontEnd],
         desks: Sequence[Desk],
-        renew: Callable[[int], None],
+        renew: Callable[[range], None],
         on_finish: Callable[[Request, float], None],
         going: Callable[[], bool],
         seed: int,
@@ -71,7 +75,8 @@ class Lives:
         self._going = going
         self._seed = seed
         self._of = of
-        self._numbers = [[n for n, p in enumerate(of) if p == pool] for pool in range(len(changes.initially))]
+        self._units = units
+        self._places = [[u for u, p in enumerate(of) if p == pool] for pool in range(len(changes.initially))]
         self._state = [GONE] * len(of)  # the last of its changes; GONE also before its first one
         self._turn = [0] * len(of)  # how many changes it has had
         self._pending = 0  # things that will happen to replicas of themselves
@@ -81,45 +86,49 @@ class Lives:
         """How many replicas take requests."""
         self._looks = False  # whether it is about to look who of these has nothing left
         self.leaving: set[int] = set()
-        """Replicas that are drained."""
-        for pool, numbers in enumerate(self._numbers):
-            for place, number in enumerate(numbers):
+        """Units that are drained."""
+        for pool, places in enumerate(self._places):
+            for place, unit in enumerate(places):
                 if place < changes.initially[pool]:
-                    self._enter(number, UP)
-                    self._await_failure(number)
+                    self._enter(unit, UP)
+                    self._await_failure(unit)
                 else:
-                    desks[number].gone(number)
+                    self._take_no_more(unit)
         for event in changes.events:
             clock.call_at(event.at_s, lambda _, event=event: self._happen(event), CHANGE)  # type: ignore[misc]
 
     def counted(self, pool: int) -> list[int]:
-        """The numbers of the pool's replicas that take requests, or will once they have started or are repaired; those
-        that a pool can do without the best first: not ready, or else with a high number."""
+        """The pool's units that take requests, or will once they have started or are repaired; those that a pool can do
+        without the best first: not ready, or else with a high number."""
         order = {DOWN: 0, START: 1, UP: 2}
-        there = [n for n in self._numbers[pool] if self._state[n] in order]
-        return sorted(there, key=lambda n: (order[self._state[n]], -n))
+        there = [u for u in self._places[pool] if self._state[u] in order]
+        return sorted(there, key=lambda u: (order[self._state[u]], -u))
 
-    def up(self, pool: int) -> list[int]:
-        """The numbers of those that take requests."""
-        return [n for n in self._numbers[pool] if self._state[n] == UP]
+    def up(self, pool: int) -> list[range]:
+        """The numbers of the replicas of each unit that takes requests."""
+        return [self._units[u] for u in self._places[pool] if self._state[u] == UP]
 
     def start(self, pool: int, count: int) -> None:
         """Start so many more, as far as the pool can have them."""
-        free = [n for n in self._numbers[pool] if self._state[n] == GONE]
-        for number in free[:count]:
-            self._enter(number, START)
-            self._then(number, self._changes.cold_start_s[pool], self._come)
+        free = [u for u in self._places[pool] if self._state[u] == GONE]
+        for unit in free[:count]:
+            self._enter(unit, START)
+            self._then(unit, self._changes.cold_start_s[pool], self._come)
 
-    def drain(self, number: int) -> None:
+    def drain(self, unit: int) -> None:
         """It takes no more requests, and is gone when those that it has are over. One that has not started yet, or has
         failed, is gone at once."""
-        if self._state[number] in (START, DOWN):
-            self._leave(number)
-        elif self._state[number] == UP:
-            self._enter(number, DRAIN)
-            self._desks[number].gone(number)
-            self.leaving.add(number)
+        if self._state[unit] in (START, DOWN):
+            self._leave(unit)
+        elif self._state[unit] == UP:
+            self._enter(unit, DRAIN)
+            self._take_no_more(unit)
+            self.leaving.add(unit)
             self.left()
+
+    def _take_no_more(self, unit: int) -> None:
+        for number in self._units[unit]:
+            self._desks[number].gone(number)
 
     def left(self) -> None:
         """Something is over: drained replicas that have nothing left are gone, once all that happens now has."""
@@ -129,31 +138,36 @@ class Lives:
 
     def _look(self, _: object) -> None:
         self._looks = False
-        for number in sorted(self.leaving):
-            if not self._desks[number].has(number):
-                self.leaving.discard(number)
-                self._front_ends[number].stop(self._clock.now)
-                self._leave(number)
+        for unit in sorted(self.leaving):
+            if not self._has(unit):
+                self.leaving.discard(unit)
+                for number in self._units[unit]:
+                    self._front_ends[number].stop(self._clock.now)
+                self._leave(unit)
 
-    def fail(self, number: int, repair_s: float) -> None:
+    def _has(self, unit: int) -> bool:
+        """Whether it has anything left to do."""
+        return any(self._desks[number].has(number) for number in self._units[unit])
+
+    def fail(self, unit: int, repair_s: float) -> None:
         """It is gone at once, and back after `repair_s`, unless it was to go anyway."""
-        state, now = self._state[number], self._clock.now
+        state, now, numbers = self._state[unit], self._clock.now, self._units[unit]
         if state in (GONE, DOWN):
             return
-        desk = self._desks[number]
         if state == UP:
-            desk.gone(number)
-        self.leaving.discard(number)
-        parts = self._front_ends[number].stop(now)
-        lost = desk.lost(number, parts, now)
-        self._enter(number, DOWN, len(lost))
-        self._renew(number)
+            self._take_no_more(unit)
+        self.leaving.discard(unit)
+        parts = {number: self._front_ends[number].stop(now) for number in numbers}
+        lost = {number: self._desks[number].lost(number, parts[number], now) for number in numbers}
+        self._enter(unit, DOWN, [len(lost[number]) for number in numbers])
+        self._renew(numbers)
         if state == DRAIN or repair_s == inf:
-            self._state[number] = GONE
+            self._state[unit] = GONE
         else:
-            self._then(number, repair_s, self._come)
-        for request, tokens in lost.items():
-            self._lose(request, number, tokens)
+            self._then(unit, repair_s, self._come)
+        for number, requests in lost.items():
+            for request, tokens in requests.items():
+                self._lose(request, number, tokens)
 
     def _happen(self, event: Event) -> None:
         if not self._going():
@@ -161,25 +175,27 @@ class Lives:
         if event.kind == "start":
             self.start(event.pool, event.count)
         else:
-            number = self._numbers[event.pool][event.replica]
+            unit = self._places[event.pool][event.replica]
             if event.kind == "drain":
-                self.drain(number)
+                self.drain(unit)
             else:
-                self.fail(number, event.repair_s)
+                self.fail(unit, event.repair_s)
 
-    def _enter(self, number: int, state: int, requests: int = 0) -> None:
-        self.serving += (state == UP) - (self._state[number] == UP)
-        self._state[number] = state
-        self._turn[number] += 1
-        self._log.change(self._clock.now, number, state, requests)
+    def _enter(self, unit: int, state: int, requests: Sequence[int] = ()) -> None:
+        numbers = self._units[unit]
+        self.serving += len(numbers) * ((state == UP) - (self._state[unit] == UP))
+        self._state[unit] = state
+        self._turn[unit] += 1
+        for place, number in enumerate(numbers):
+            self._log.change(self._clock.now, number, state, requests[place] if requests else 0)
 
-    def _then(self, number: int, after_s: float, call: Callable[[int], None]) -> None:
-        """Call `call(number)` after some seconds, if nothing else becomes of it until then."""
-        turn = self._turn[number]
+    def _then(self, unit: int, after_s: float, call: Callable[[int], None]) -> None:
+        """Call `call(unit)` after some seconds, if nothing else becomes of it until then."""
+        turn = self._turn[unit]
 
         def then(now: float) -> None:
-            if self._turn[number] == turn and self.hope():
-                call(number)
+            if self._turn[unit] == turn and self.hope():
+                call(unit)
 
         self.later(after_s, then)
 
@@ -200,28 +216,29 @@ class Lives:
         if self._clock.pending > self._pending:
             return True
         return any(
-            self._desks[n].waiting_for(n) > 0
+            self._desks[numbers[0]].waiting_for(numbers[0]) > 0
             if state in (START, DOWN)
-            else self._of[n] in self._changes.failures and state != GONE and self._desks[n].has(n)
-            for n, state in enumerate(self._state)
+            else self._of[unit] in self._changes.failures and state != GONE and self._has(unit)
+            for unit, (numbers, state) in enumerate(zip(self._units, self._state, strict=True))
         )
 
-    def _come(self, number: int) -> None:
-        self._enter(number, UP)
-        self._await_failure(number)
-        self._desks[number].came(number, self._clock.now)
+    def _come(self, unit: int) -> None:
+        numbers = self._units[unit]
+        self._enter(unit, UP)
+        self._await_failure(unit)
+        self._desks[numbers[0]].came(numbers, self._clock.now)
 
-    def _leave(self, number: int) -> None:
-        self._enter(number, GONE)
-        self._renew(number)
+    def _leave(self, unit: int) -> None:
+        self._enter(unit, GONE)
+        self._renew(self._units[unit])
 
-    def _await_failure(self, number: int) -> None:
-        failures = self._changes.failures.get(self._of[number])
+    def _await_failure(self, unit: int) -> None:
+        failures = self._changes.failures.get(self._of[unit])
         if failures is not None:
-            if number not in self._draws:
-                self._draws[number] = stream(self._seed, f"failures {number}")
-            after_s = float(self._draws[number].exponential(failures.mtbf_s))
-            self._then(number, after_s, lambda number: self.fail(number, failures.repair_s))
+            if unit not in self._draws:
+                self._draws[unit] = stream(self._seed, f"failures {self._units[unit][0]}")
+            after_s = float(self._draws[unit].exponential(failures.mtbf_s))
+            self._then(unit, after_s, lambda unit: self.fail(unit, failures.repair_s))
 
     def _lose(self, request: Request, number: int, tokens: int) -> None:
         """A request was lost with a replica, whose client had received `tokens`."""

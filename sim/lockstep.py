@@ -66,6 +66,10 @@ class Lockstep:
             self._set(self._ends_s[: last + 1])
             self._wake = self._clock.call_at(self._ends_s[-1], self._on_wake)
 
+    def stop(self) -> None:
+        """Nothing goes on from here."""
+        self._ends_s, self._wake = (), None
+
     def _set(self, ends_s: Sequence[float]) -> None:
         self._ends_s = ends_s
         for rank in self.ranks:
@@ -153,6 +157,11 @@ class Rank(Replica):
         for request in finished:
             if request.outcome != CANCELLED:
                 self._on_finish(request, now)
+
+    def stop(self, now: float) -> list[tuple[Request, int]]:
+        """Nothing goes on from here, in no rank of the group; else as `Replica.stop`."""
+        self._group.stop()
+        return super().stop(now)
 
     def _wake_up(self, now: float) -> None:
         self._group.wake_up(now)

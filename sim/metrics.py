@@ -102,7 +102,7 @@ def itl(steps: Sequence[Mapping[str, Floats]], long_gaps: Mapping[str, Floats]) 
     that span several steps."""
     total = sum(int(log["steps"][log["gaps"] > 0].sum()) for log in steps)
     parts = [_gaps(log, total) for log in steps]
-    values = np.concatenate([*(value for value, _ in parts), long_gaps["gap_s"]])
+    values = np.concatenate([*(value for value, _ in parts), long_gaps["end_s"] - long_gaps["since_s"]])
     weights = np.concatenate([*(weight for _, weight in parts), long_gaps["tokens"]])
     del parts  # a long log fills memory here
     return Distribution.of(values, weights)

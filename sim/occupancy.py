@@ -73,9 +73,7 @@ two are of what the last chunk computed, and of the wait until the decode side h
 
 def handed_over(requests: Table, transfers: Table) -> dict[str, Any]:
     """What the hand-overs of a run took: of each of STAGES that lies before the first token, `*_ms`; and what moved."""
-    last = len(transfers["id"]) - 1 - np.unique(transfers["id"][::-1], return_index=True)[1]
-    if len(last) < transfers.height:  # some were read again after a failure
-        transfers = transfers.take(np.sort(last))
+    transfers = _last(transfers)
     rows = requests.take(np.searchsorted(requests["id"], transfers["id"]))
     rows_and = {name: rows[name] for name in ("arrival_s", "scheduled_s", "first_token_s")}
     times = rows_and | {name: transfers[name] for name in ("read_s", "reserved_s", "start_s", "end_s")}
@@ -104,6 +102,26 @@ def stage_shares(deployment: Deployment, stages: Table, steps: Table) -> dict[st
     return found
 
 
+def _last(transfers: Table) -> Table:
+    """Of each request that was handed over the last time: some are read again after a failure."""
+    last = len(transfers["id"]) - 1 - np.unique(transfers["id"][::-1], return_index=True)[1]
+    return transfers if len(last) == transfers.height else transfers.take(np.sort(last))
+
+
+def _waits(replicas: range, requests: Table, done: Table, transfers: Table) -> Floats:
+    """How long requests waited for some replicas, of which `done` are those that finished there."""
+
+    def mine(side: str) -> Table:
+        return transfers.where((transfers[side] >= replicas.start) & (transfers[side] < replicas.stop))
+
+    alone = done.where(~np.isin(done["id"], transfers["id"]))
+    read = requests.take(np.searchsorted(requests["id"], mine("prefill_replica")["id"]))
+    pulled = mine("decode_replica")
+    waits = [metrics.queue_s(alone), metrics.queue_s(read), pulled["reserved_s"] - pulled["read_s"]]
+    found = np.concatenate(waits)
+    return found[~np.isnan(found)]
+
+
 def pool_summaries(
     deployment: Deployment, requests: Table, steps: Table, transfers: Table, duration_s: float,
     presence: Presence | None,
@@ -111,12 +129,15 @@ def pool_summaries(
     """Pool -> its requests, latencies and use, under the keys of the whole run; those of a prefill pool are what it
     read, and their latencies where they were answered.
 
+    `queue_ms`: how long they waited for the pool: for its first step from their arrival, or for blocks of a decode pool
+    once they had been read.
     `busy_fraction`: the share of the time to the end of the last step that replicas spend in steps, and
     `prefill_fraction` in steps that hold prompt tokens; `imbalance`: the busiest replica's time in steps over the mean.
     Where replicas come and go (`presence`) they count while they exist: `replicas` is then their mean number, `gpus`
     the most at one time, and `imbalance` is of the shares of the time that each existed.
     """
     span_s, found = float(steps["end_s"].max(initial=0.0)), {}
+    moved = _last(transfers)
     for pool, first in zip(deployment.pools, deployment.first, strict=False):
         mine = steps.where((steps["replica"] >= first) & (steps["replica"] < first + pool.replicas))
         rows = requests.where((requests["replica"] >= first) & (requests["replica"] < first + pool.replicas))
@@ -147,7 +168,9 @@ def pool_summaries(
         out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
         out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
         out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
-        out |= Distribution.of(metrics.queue_s(done)).summary("queue_ms", 1e3)
+        out |= Distribution.of(_waits(range(first, first + pool.replicas), requests, done, moved)).summary(
+            "queue_ms", 1e3
+        )
         out["output_throughput"] = float(done["output_tokens"].sum()) / duration_s if duration_s > 0 else None
         out["busy_fraction"] = busy_s / total if total else None
         out["prefill_fraction"] = float((reading["end_s"] - reading["start_s"]).sum()) / total if total else None

@@ -82,7 +82,7 @@ class CohortGaps(Gaps):
         """A batch is back at `now`, with `tokens` tokens of decoding requests."""
         tokens = super().end(batch, now, tokens)
         if tokens:
-            self._log.gap(now - self._last_s, tokens)
+            self._log.gap(self._last_s, now, tokens)
         self._last_s = now
         return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -44,12 +44,13 @@ class Presence:
         """How many of them existed at one time."""
         return int(self.counts(replicas)[1].max(initial=0.0))
 
-    def happened(self) -> dict[str, int]:
-        """How many replicas failed, were started and drained."""
+    def happened(self, replicas: Sequence[int]) -> dict[str, int]:
+        """How often some of them failed, were started and drained."""
+        change = self._change[np.isin(self._replica, replicas)]
         return {
-            "replica_failures": int((self._change == DOWN).sum()),
-            "replica_starts": int((self._change == START).sum()),
-            "replica_drains": int((self._change == DRAIN).sum()),
+            "replica_failures": int((change == DOWN).sum()),
+            "replica_starts": int((change == START).sum()),
+            "replica_drains": int((change == DRAIN).sum()),
         }
 
 

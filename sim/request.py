@@ -65,11 +65,13 @@ class Request:
         "priority",
         "prompt_tokens",
         "pulls",
+        "queued_s",
         "read_from",
         "replica",
         "reserved_tokens",
         "samples",
         "scheduled_s",
+        "sent_s",
         "slid",
         "stint",
         "streams",
@@ -135,6 +137,8 @@ class Request:
         self.lag_step = NEVER  # from this step on a prefix cache knows one token less than was computed; see registered
         self.replica = -1
         self.outcome = IN_FLIGHT  # see sim.steplog.OUTCOMES
+        self.sent_s = NOT_YET  # when a front end had it, and its engine: what `entered_s` was there
+        self.queued_s = NOT_YET
         self.scheduled_s = NOT_YET
         self.first_token_s = NOT_YET
         self.finish_s = NOT_YET

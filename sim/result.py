@@ -20,6 +20,7 @@ from sim.deployment import Classes, Deployment
 from sim.metrics import Distribution, Floats
 from sim.occupancy import handed_over, occupancy, pool_summaries, stage_shares
 from sim.presence import Presence
+from sim.spent import Spent
 from sim.steplog import CANCELLED, FAILED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
 
 if TYPE_CHECKING:
@@ -127,6 +128,12 @@ class Result:
         return metrics.itl(list(self._steps.blocks()), self._gaps)
 
     @cached_property
+    def spent(self) -> dict[str, dict[str, Any]]:
+        """Where TTFT and TPOT were spent, of `all`, and by `pools` and `classes`: see `Spent.summary`."""
+        spent = Spent(self._finished, self._steps, self._transfers, self._gaps, self.deployment)
+        return spent.summary(self.classes)
+
+    @cached_property
     def saturation(self) -> metrics.Saturation:
         """Whether work piled up, and how that was judged."""
         if not self.open_loop:
@@ -213,6 +220,7 @@ class Result:
         out |= {k.replace("tpot_ms", "decode_latency_per_token_ms"): v for k, v in out.items() if k.endswith("tpot_ms")}
         out |= Distribution.of(done["prompt_tokens"]).summary("input_tokens_per_request")
         out |= Distribution.of(done["output_tokens"]).summary("output_tokens_per_request")
+        out["spent"] = self.spent["all"][""]
         out["tpot_undefined"] = int(np.isnan(tpot).sum())
         out |= self._found()
         out |= self._occupancy(self._steps)
@@ -228,6 +236,8 @@ class Result:
             out["pools"] = pool_summaries(
                 self.deployment, self._rows, self._steps, self._transfers, duration, self.presence
             )
+            for name, spent in self.spent["pools"].items():
+                out["pools"][name]["spent"] = spent
         if self._stages.height:
             out["stages"] = stage_shares(self.deployment, self._stages, self._steps)
         if self._transfers.height:
@@ -243,7 +253,7 @@ class Result:
             "failed": int((self._rows["outcome"] == FAILED).sum()),
             "retries": self._losses.height - int((self._rows["outcome"] == FAILED).sum()),
             "lost_output_tokens": int(self._losses["output_tokens"].sum()),
-            **presence.happened(),
+            **presence.happened(d.leaders),
             "mean_replicas": existed / duration if duration else None,
             "peak_replicas": presence.most(range(d.replicas)),
             "gpus": sum(gpus * presence.most(numbers) for gpus, numbers in pools),
@@ -302,6 +312,7 @@ class Result:
         out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
         out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
         out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
+        out["spent"] = self.spent["classes"][name]
         limits = classes.slo.get(name, self.slo)
         good = int(metrics.meets(done, limits).sum())
         out["request_goodput"] = good / self.duration_s if limits and self.duration_s > 0 else None

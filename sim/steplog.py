@@ -45,6 +45,8 @@ REQUEST_COLUMNS = (
     "id",
     "replica",
     "arrival_s",
+    "sent_s",  # a replica's front end has it
+    "queued_s",  # and its engine
     "scheduled_s",
     "first_token_s",
     "finish_s",
@@ -61,8 +63,9 @@ REQUEST_COLUMNS = (
 """Columns of a request row; `outcome` indexes OUTCOMES, times that do not exist are NaN. A cancelled request has its
 end in `finish_s`, and like an unfinished one the tokens that its client received in `output_tokens`."""
 
-GAP_COLUMNS = ("gap_s", "tokens")
-"""Columns of the log of long gaps: seconds between two tokens of one request, and how many tokens ended such a one."""
+GAP_COLUMNS = ("id", "since_s", "end_s", "tokens")
+"""Columns of the log of long gaps: times of two consecutive tokens of one request, how many tokens ended such a gap,
+and the `id` of the request that was preempted or left out; -1 where all that decode waited for prompts."""
 
 TRANSFER_COLUMNS = (
     "id",
@@ -265,10 +268,10 @@ class Log:
         """What a pipeline stage did, in all: STAGE_COLUMNS."""
         self.stages.extend(self.stages.pack(*row))
 
-    def gap(self, seconds: float, tokens: int) -> None:
-        """`tokens` tokens came `seconds` after the one before them."""
+    def gap(self, since_s: float, end_s: float, tokens: int, id: int = -1) -> None:
+        """`tokens` tokens came at `end_s`, each after one at `since_s`."""
         rows = self.gaps
-        rows.extend(rows.pack(seconds, tokens))
+        rows.extend(rows.pack(id, since_s, end_s, tokens))
 
     def record(self, replica: int, request: Request, tokens: int) -> None:
         """What became of a request, whose client received `tokens` (or asked for them, if it was rejected); several
@@ -285,6 +288,8 @@ class Log:
                 request.id,
                 replica,
                 request.arrival_s,
+                request.sent_s,
+                request.queued_s,
                 request.scheduled_s,
                 request.first_token_s,
                 request.finish_s,

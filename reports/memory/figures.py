@@ -50,7 +50,7 @@ def gpu_memory(planned: Planned, life: Life) -> go.Figure:
 def step_memory(planned: Planned, life: Life) -> go.Figure:
     """What moves: the activations of each step, and the request's own KV cache."""
     plan = planned.plan
-    figure = look.panels(["<b>Activations of the step</b>", "<b>KV cache of this request</b>"], columns=2, legend=False)
+    figure = look.panels(["<b>Activations of the step</b>", "<b>KV cache of this request</b>"], columns=2, legend=0)
     x = [0, *(moment.tokens for moment in life.moments)]
     first = life.moments[0]
     for axis, sizes, colour in (

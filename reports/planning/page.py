@@ -138,7 +138,7 @@ def _prices(facts: Facts) -> go.Figure:
             text=[escape(point.what) for point in points],
             hovertemplate="%{text}<br>%{x:.3g} s, $%{y:,.2f} an hour<extra></extra>",
         )
-    xs, ys = [], []
+    xs, ys = list[float](), list[float]()
     for point in sorted(facts.points, key=lambda p: (p.value, p.dollars_per_hour)):
         if not ys or point.dollars_per_hour < ys[-1]:
             xs.append(point.value)

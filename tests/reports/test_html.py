@@ -103,5 +103,5 @@ def test_in_a_browser(pages: Pages, tmp_path: Path, name: str, count: int) -> No
 def test_several_pools_stand_side_by_side(pages: Pages) -> None:
     assert "<h2>Pools</h2>" not in pages("saturated")
     text = own(pages("two pools"))
-    for expected in ("<h2>Pools</h2>", "<th>h100-sxm 1</th>", "Engine options of h100-sxm 1"):
+    for expected in ("<h2>Pools</h2>", ">h100-sxm 1</th>", "<th>GPU-hours</th>", "Engine options of h100-sxm 1"):
         assert expected in text

@@ -257,6 +257,20 @@ def test_ranks_that_share_experts_step_together() -> None:
     assert s["mean_tpot_ms"] < 0.9 * alone["mean_tpot_ms"], "each GPU reads a quarter of the experts"
 
 
+def test_ranks_that_share_experts_fail_together() -> None:
+    """The second group of four, under load; with a failure after the end all is as without it."""
+    busy = [SMALL, "workload.arrivals.rate=60", "cluster.router=least-outstanding", *RANKS, "cluster.replicas=2"]
+    result = of(QUICKSTART, *busy, 'cluster.events=[{"at":"2s","fail":1,"repair":"1s"}]')
+    s = result.summary()
+    assert result.replicas.filter(pl.col("change") == "failed")["replica"].to_list() == [4, 5, 6, 7]
+    assert (s["replica_failures"], s["completed"], s["gpus"]) == (1, 200, 8)
+    assert s["retries"] > 4
+    assert s["gpu_seconds"] == pytest.approx(8 * s["duration"] - 4)
+    plain, late = (of(QUICKSTART, *busy, *more) for more in ((), ('cluster.events=[{"at":"10000s","fail":1}]',)))
+    assert plain.requests.equals(late.requests)
+    assert plain.steps.equals(late.steps)
+
+
 def test_how_experts_are_reached_matters() -> None:
     def tpot(*overrides: str) -> float:
         return float(of(QUICKSTART, SMALL, *RANKS, *overrides).summary()["mean_tpot_ms"])
@@ -440,7 +454,11 @@ RULE = '{"min":3,"max":2,"metric":"slo","target":2}'
         (QUICK, ['cluster.events=[{"at":"1s","fail":1}]'], "cluster.events.0.fail: there is no replica 1"),
         (QUICK, ["cluster.retries=2"], "cluster.retries: nothing fails here"),
         (QUICK, ["cluster.limits={}"], "cluster.limits: empty"),
-        (QUICK, [*RANKS, 'cluster.failures={"mtbf":"1h"}'], "cluster.dp: engines that step together do not fail"),
+        (
+            QUICK,
+            [*RANKS, "cluster.replicas=2", 'cluster.events=[{"at":"1s","fail":2}]'],
+            "cluster.events.0.fail: there is no replica 2; the pool has 0 to 1",
+        ),
         (QUICK, ['cluster.failures={"mtbf":"0s"}'], "cluster.failures.mtbf: '0s' is not 1 or more"),
         (FLEET, ['cluster.events=[{"at":"1s","fail":0}]'], "cluster.events.0.pool: missing; there are new, old"),
         (

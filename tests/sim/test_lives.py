@@ -23,12 +23,16 @@ from sim.source import ClosedLoop, OpenLoop, Requests
 from sim.steplog import CHANGES, FAILED, FINISHED, LENGTH, OUTCOMES, REJECTED, UNFINISHED, UP
 from tests.sim.engine import NO_TIME, LinearCost
 from tests.sim.test_handover import Wire
+from tests.sim.test_lockstep import Group
 
 COST = LinearCost(base=1.0, token=0.01, decode=0.1, kv=0.0, attention=0.0)
 
 
-def pool(replicas=1, blocks=100, asynchronous=False, role="unified", seqs=64, cache=KVCache, time=NO_TIME):
-    return Pool(replicas, VllmV1(512, seqs), COST, blocks, 16, 1000, asynchronous, time, cache, role=role)
+def pool(replicas=1, blocks=100, asynchronous=False, role="unified", seqs=64, cache=KVCache, time=NO_TIME, ranks=1):
+    """Of so many replicas, each of `ranks` engines that step together."""
+    together = {"group": Group(COST, shared=0.0), "ranks": ranks} if ranks > 1 else {}
+    engines = replicas * ranks
+    return Pool(engines, VllmV1(512, seqs), COST, blocks, 16, 1000, asynchronous, time, cache, role=role, **together)
 
 
 LEAST = Routing("least-outstanding")
@@ -123,6 +127,46 @@ def test_a_start_that_is_drained_is_gone_at_once_and_so_is_a_repair():
     assert run([(20.0, 100, 2)], changes, [pool(2)])[2][1:] == [(1.0, 1, "start"), (2.0, 1, "gone")]
     changes = Changes((2,), (), (fail(1.0, 1, 5.0), Event(2.0, "drain", 0, 1)))
     assert run([(20.0, 100, 2)], changes, [pool(2)])[2][2:] == [(1.0, 1, "failed"), (2.0, 1, "gone")]
+
+
+def test_engines_that_step_together_fail_and_come_back_together():
+    """Two groups of two. At 3.5 s the first fails, with a request in each of its engines, which begin anew in the other
+    group's; the place of a group in its pool names it. It is back at 13.5 s, all of it, and shares what waits."""
+    rows = [(0.0, 100, 4)] * 2
+    changes = Changes((2,), events=(fail(3.5, 0, 10.0),), retries=1)
+    cluster, requests, said = run(rows, changes, [pool(2, ranks=2)], Routing("round-robin"))
+    assert list(requests["replica"]) == [2, 3]
+    assert list(requests["scheduled_s"]) == [3.5, 3.5]
+    assert list(requests["finish_s"]) == pytest.approx([5.5 + 3 * 1.1] * 2)
+    assert said[4:] == [(3.5, 0, "failed"), (3.5, 1, "failed")]
+    assert list(cluster.log.losses.table()["replica"]) == [0.0, 1.0]
+    changes = Changes((1,), events=(fail(3.5, 0, 10.0),), retries=1)
+    _, requests, said = run(rows, changes, [pool(1, ranks=2)], Routing("round-robin"))
+    assert list(requests["scheduled_s"]) == [13.5, 13.5]
+    assert sorted(requests["replica"]) == [0, 1], "all of the group are back before requests are given out"
+    assert said[2:] == [(3.5, 0, "failed"), (3.5, 1, "failed"), (13.5, 0, "up"), (13.5, 1, "up")]
+
+
+def test_engines_that_step_together_stay_until_all_are_done():
+    """The second engine has nothing left at 3.1 s, the first one at 10.8 s."""
+    changes = Changes((2,), (1.0,), (Event(1.0, "drain", 0, 0), Event(2.0, "start", 0)))
+    _, requests, said = run([(0.0, 100, 9), (0.0, 100, 2)], changes, [pool(3, ranks=2)], Routing("round-robin"))
+    end = max(requests["finish_s"])
+    assert said[4:] == [
+        (1.0, 0, "drain"), (1.0, 1, "drain"), (2.0, 4, "start"), (2.0, 5, "start"), (3.0, 4, "up"), (3.0, 5, "up"),
+        (pytest.approx(end), 0, "gone"), (pytest.approx(end), 1, "gone"),
+    ]  # fmt: skip
+
+
+def test_engines_that_step_together_are_scaled_as_one():
+    """9 requests at 1 s; looked at after 15 s for 3 a group: three groups."""
+    made = [pool(4, ranks=2)]
+    rule = Autoscale(1, 4, "outstanding", 3.0, down_after_s=1e6)
+    said = run([(1.0, 10, 50)] * 9, Changes((1,), (10.0,), autoscale={0: rule}), made)[2]
+    assert [each for each in said if each[0] == 15.0] == [(15.0, n, "start") for n in (2, 3, 4, 5)]
+    half = Autoscale(1, 4, "kv", 0.5, down_after_s=1e6)
+    said = run([(1.0, 900, 20)] * 2, Changes((1,), (10.0,), autoscale={0: half}), [pool(4, 80, ranks=2)])[2]
+    assert [each for each in said if each[0] == 15.0] == [(15.0, 2, "start"), (15.0, 3, "start")], "57 of 79 in each"
 
 
 def test_failures_are_exponential_and_of_the_seed():
@@ -392,20 +436,20 @@ def histories(draw):
         replicas, (draw(st.sampled_from([0.0, 4.0])),) * (1 + split), (*events, *last), failures,
         draw(st.integers(0, 3)), scaled, limits,
     )  # fmt: skip
-    return sorted(rows), patience, split, changes, draw(st.booleans()), draw(st.integers(0, 9)), draw(st.booleans())
+    how = (draw(st.booleans()), draw(st.integers(0, 9)), draw(st.booleans()), draw(st.sampled_from([1, 1, 2, 3])))
+    return (sorted(rows), patience, split, changes, *how)
 
 
-@given(histories(), st.sampled_from(list(ROUTERS)), st.booleans())
-@settings(max_examples=300, deadline=None)
-def test_nothing_is_lost_or_counted_twice(history, router, closed):
-    rows, patience, split, changes, asynchronous, seed, caching = history
+def simulated(history, router, closed):
+    """A history with that router, of clients that wait for answers or not; (the cluster, its pools, the requests)."""
+    rows, patience, split, changes, asynchronous, seed, caching, ranks = history
     arrival, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
     n = len(rows)
 
     def cache(num_blocks, block_size):
         return PrefixCache(num_blocks, block_size, lambda i: [(0, 2)], False)
 
-    made = {"asynchronous": asynchronous, "cache": cache if caching else KVCache,
+    made = {"asynchronous": asynchronous, "ranks": ranks, "cache": cache if caching else KVCache,
             "time": FrontEndTime(1.5, 0.01) if seed % 2 else NO_TIME}  # fmt: skip
     blocks = 25 if seed % 3 == 0 else 100  # with few, requests are preempted; split pools could lock
     pools = split_pools(3, 3, **made) if split else [pool(3, blocks, **made)]
@@ -421,6 +465,15 @@ def test_nothing_is_lost_or_counted_twice(history, router, closed):
     source = ClosedLoop(4, requests) if closed else OpenLoop(arrival.astype(float), requests)
     cluster = Cluster(source, pools, routing, changes)
     assert cluster.run()
+    return cluster, pools, requests
+
+
+@given(histories(), st.sampled_from(list(ROUTERS)), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_nothing_is_lost_or_counted_twice(history, router, closed):
+    cluster, _, requests = simulated(history, router, closed)
+    changes, output, n = history[3], requests.output_tokens, len(requests.output_tokens)
+    samples = np.ones(n, int) if requests.samples is None else requests.samples
     table, log = cluster.log.requests.table(), cluster.log
     assert sorted(table["id"]) == list(range(n))
     assert UNFINISHED not in table["outcome"]

@@ -51,6 +51,7 @@ def run(rows, ranks, cost, policy, blocks=60, asynchronous=False, patience_s=Non
         Rank(group, i, clock, state, policy, log, source.on_finish, max_model_len=10**9, asynchronous=asynchronous)
 
     def submit(request):
+        request.sent_s = request.queued_s = request.arrival_s  # there is no front end
         group.ranks[request.id % ranks].submit(request)
 
     def cancel(request):

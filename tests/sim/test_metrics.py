@@ -21,12 +21,12 @@ def result(rows, gaps=(), slo=(), open_loop=True, steps=()):
     """A Result of (id, arrival, scheduled, first token, finish, prompt, output, outcome, samples if not one) rows."""
     log = Log()
     for id, arrival, scheduled, first, finish, prompt, output, outcome, *several in rows:
-        times, samples = (arrival, scheduled, first, finish), several[0] if several else 1
+        times, samples = (arrival, arrival, arrival, scheduled, first, finish), several[0] if several else 1
         log.requests.extend(log.requests.pack(id, 0, *times, prompt, 0, output, output, 0, 0, 0, samples, outcome))
     for step in steps:
         log.steps.extend(log.steps.pack(*step))
     for gap in gaps:
-        log.gap(gap, 1)
+        log.gap(0.0, gap, 1)
     return Result(log, DEPLOYMENT, dict(slo), {}, open_loop=open_loop, complete=True)
 
 
@@ -93,7 +93,7 @@ def test_token_gaps_come_from_the_steps_of_a_run():
     """Four steps of 1, 1.5, 2, 2.5 s with 3 tokens each, one of 0.5 s with 2, and a gap of 9 s."""
     got = metrics.itl(
         [steps([(0, 7, 4, 1, 3), (7, 8, 1, 1, 0), (8, 8.5, 1, 0.5, 2)])],
-        {"gap_s": np.array([9.0]), "tokens": np.ones(1)},
+        {"since_s": np.array([1.0]), "end_s": np.array([10.0]), "tokens": np.ones(1)},
     )
     assert got.count == 15
     assert got.values.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5, 9.0]
@@ -102,7 +102,7 @@ def test_token_gaps_come_from_the_steps_of_a_run():
 
 def test_very_long_logs_are_summed_up_in_pieces_without_losing_a_token(monkeypatch):
     rows = [(0, 1000 * (1 + 0.5), 1000, 1.0, 3), (1500, 1501, 1, 1.0, 7)]
-    none = {"gap_s": np.array([]), "tokens": np.array([])}
+    none = {"since_s": np.array([]), "end_s": np.array([]), "tokens": np.array([])}
     exact = metrics.itl([steps(rows)], none)
     monkeypatch.setattr(metrics, "MANY_STEPS", 100)
     short = metrics.itl([steps(rows)], none)

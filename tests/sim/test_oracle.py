@@ -18,7 +18,7 @@ from sim.prefixcache import PrefixCache
 from sim.radixcache import RadixCache
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
-from sim.steplog import CANCELLED
+from sim.steplog import CANCELLED, GAP_COLUMNS
 from sim.windows import ONE
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.oracle import Naive, oracle
@@ -161,14 +161,16 @@ def check_gaps(naive, engine, steps, log):
             if position[b] == position[a] + 1:
                 plain[position[b]] += 1
             else:
-                long.append(b - a)
+                long.append((r.id, a, b))
     weights = [int(g) for g, k in zip(steps["gaps"], steps["steps"], strict=True) for _ in range(int(k))]
     # A preemption that cost no step leaves a gap of one step: it is logged as a long one.
-    logged = log.gaps.table()
-    logged = Counter(np.repeat(logged["gap_s"], logged["tokens"].astype(int)).tolist())
+    logged = Counter()
+    for id, since, end, tokens in zip(*(log.gaps.table()[c].tolist() for c in GAP_COLUMNS), strict=True):
+        logged[int(id), since, end] += int(tokens)
     assert sum(weights) + logged.total() == sum(plain.values()) + len(long)
     assert all(w <= plain[i] for i, w in enumerate(weights))
-    assert not Counter(long) - logged
+    not_alone = Counter((-1, a, b) for _, a, b in (Counter(long) - logged).elements())
+    assert not not_alone - logged, "what is not in the log by its request is one of all who waited"
 
 
 @st.composite

@@ -57,7 +57,12 @@ def simulate(policy, stages, kv, asynchronous, fills, rows, patience_s=None):
         0, clock, State(kv, policy.by_priority), policy, stages, log, source.on_finish,
         max_model_len=10**9, asynchronous=asynchronous, fills=fills,
     )  # fmt: skip
-    clock.process(source.start(clock, Desk(replica.submit, lambda request: replica.cancel(request, clock.now))))
+
+    def submit(request):
+        request.sent_s = request.queued_s = request.arrival_s  # there is no front end
+        replica.submit(request)
+
+    clock.process(source.start(clock, Desk(submit, lambda request: replica.cancel(request, clock.now))))
     clock.run()
     assert len(log.requests) == len(rows)
     assert kv.free == kv.usable
@@ -103,7 +108,8 @@ def same(policy, cost, num_blocks, block_size, asynchronous, rows, shares, host=
     if patience_s is None:
         logged = log.gaps.table()
         gaps = Counter(b - a for r in sent for a, b in zip(r.token_s, r.token_s[1:], strict=False))
-        assert Counter(np.repeat(logged["gap_s"], logged["tokens"].astype(int)).tolist()) == gaps
+        took = logged["end_s"] - logged["since_s"]
+        assert Counter(np.repeat(took, logged["tokens"].astype(int)).tolist()) == gaps
     return naive, replica
 
 

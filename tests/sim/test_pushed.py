@@ -31,9 +31,7 @@ def test_a_slow_link_is_waited_for_from_the_first_layer_on():
 
 def test_the_step_waits_and_nothing_is_kept_after_it():
     """The second prompt, of which there is no room beside the first, is read when the first has been sent."""
-    cluster, requests, _ = run(
-        [(0.0, 100, 4), (0.0, 100, 4)], of=pools(blocks=12), wire=Wire(0.0, 0.0, 0.1), layers=4
-    )
+    cluster, requests, _ = run([(0.0, 100, 4), (0.0, 100, 4)], of=pools(blocks=12), wire=Wire(0.0, 0.0, 0.1), layers=4)
     assert requests["scheduled_s"][1] == pytest.approx(10.5)
     steps = cluster.log.steps.table()
     assert steps["end_s"][0] == pytest.approx(10.5)
