@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from calibrate.hardware import load_gpu
+from calibrate.hardware import Gpu, load_gpu
 from servecast.errors import ServecastError, one_of
 from servecast.scenario import Scenario
 
@@ -81,15 +81,7 @@ def candidates(
         )
     if scenario.cluster.pools[0].dp > 1:
         raise ServecastError("cluster.dp: engines that share experts are not planned yet; compare layouts with a sweep")
-    known = []
-    problems = []
-    for name in gpus:
-        try:
-            known.append(load_gpu(name))
-        except ServecastError as error:
-            problems += [f"--gpus: {problem}" for problem in error.problems]
-    if problems:
-        raise ServecastError(*problems)
+    known = known_gpus(gpus)
     keys = list(settings)
     tps, pps, splits = list(tps), list(pps), list(splits)
     for gpu in known:
@@ -99,6 +91,19 @@ def candidates(
             for values in product(*settings.values()):
                 chosen = tuple((k, v) for k, v in zip(keys, values, strict=True) if v is not None)
                 yield Candidate(gpu.id, tp, pp, chosen, split)
+
+
+def known_gpus(names: Iterable[str]) -> list[Gpu]:
+    """Raises ServecastError for every name that is no GPU of the catalogue."""
+    known, problems = list[Gpu](), list[str]()
+    for name in names:
+        try:
+            known.append(load_gpu(name))
+        except ServecastError as error:
+            problems += [f"--gpus: {problem}" for problem in error.problems]
+    if problems:
+        raise ServecastError(*problems)
+    return known
 
 
 def limits_of(scenario: Scenario) -> dict[str, list[Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from servecast.errors import ServecastError, one_of
-from servecast.planning.candidates import SIZES, Candidate, candidates, limits_of
+from servecast.planning.candidates import SIZES, Candidate, candidates, known_gpus, limits_of
 from servecast.planning.evidence import Evidence, evidence, verify
 from servecast.planning.examine import FAILS, MEETS, Case, Outcome, Trial, setup_of
 from servecast.planning.load import generated, rate_of
@@ -93,6 +93,7 @@ def plan(
     scenario = scenario_of(base.file({}))
     requirements = requirements_of(scenario, slo)
     chosen = list(gpus) or default_gpus(prices)
+    known_gpus(chosen)
     if lacking := [gpu for gpu in chosen if gpu not in prices]:
         raise ServecastError(
             f"--gpus: {one_of(lacking)} has no price in {price_source}; give one with --price {lacking[0]}=2.50 "
