@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,11 @@ class Result(Outcome):
 
     def summary(self) -> dict[str, Any]:
         """Flat figures: see `sim.result.Result.summary`, and for those of cost `servecast.costing.cost.Costing`."""
-        found = super().summary()
-        return found | (self.costing.summary(self, found) if self.costing else {})
+        return super().summary() | self._costs
+
+    @cached_property
+    def _costs(self) -> dict[str, Any]:
+        return {} if self.costing is None else self.costing.summary(self, super().summary())
 
     def save(self, folder: str | Path) -> Path:
         """Write the tables, the summary, the manifest and `report.html`. Raises ServecastError when that fails."""
