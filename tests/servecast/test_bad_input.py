@@ -80,7 +80,7 @@ sede: 1
         ("cluster.tp", 16, "exceeds the 8 GPUs"),
         ("cluster.tp", 10**30, "allows tp"),
         ("cluster.replicas", 10**12, "100,000 or less"),
-        ("cluster.pp", 2, "pipeline parallelism is not modelled yet"),
+        ("cluster.pp", 0, "0 is not 1 or more"),
         ("cluster.dp", 2, "has no experts"),
         ("cluster.ep", 2, "cluster.ep: 2 is not true or false"),
         ("cluster.gpu", "h100", "did you mean 'h100-sxm'"),

@@ -353,7 +353,7 @@ def test_halves_of_steps_overlap_what_is_sent() -> None:
         ([*RANKS, "cluster.experts.load=[0]"], "cluster.experts.load: a list of shares has a number of 0 or more"),
         ([*RANKS, "cluster.dp=0"], "cluster.dp: 0 is not 1 or more"),
         (["cluster.ep=true"], "cluster.ep: "),
-        (["cluster.pp=2"], "pipeline parallelism is not modelled yet"),
+        ([*RANKS, "cluster.pp=2"], "cluster.pp: stages of engines that share experts (dp) are not modelled"),
     ],
 )
 def test_a_layout_that_cannot_be(changes: list[str], expected: str) -> None:
