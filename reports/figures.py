@@ -146,7 +146,7 @@ def pools_over_time(result: Result) -> go.Figure:
 
 def replicas_over_time(result: Result) -> go.Figure:
     """How many replicas of each pool take requests, and how many exist, starting and drained ones included."""
-    figure = look.panels(["<b>Replicas</b> that take requests, and that exist (dotted)"])
+    figure = look.panels(["<b>Replicas</b> (dotted: all that exist)"])
     series, d, presence = over_time(result), result.deployment, result.presence
     if presence is None:
         look.say(figure, 0, "no replica came or went")
@@ -170,7 +170,7 @@ def replicas_over_time(result: Result) -> go.Figure:
 def batch_over_time(result: Result) -> go.Figure:
     """Prompt tokens computed and output tokens given, per second, stacked; and what the engine's time went into."""
     series = over_time(result)
-    figure = look.panels(["<b>Tokens per second</b>", "<b>Share of the engine's time</b> (the rest is idle)"])
+    figure = look.panels(["<b>Tokens per second</b>", "<b>Engine's time</b> (the rest is idle)"])
     rate = "%{y:,.0f} tokens/s"
     _stack(figure, series, "decode: output tokens", series.output_tokens_per_s, look.BLUE, rate)
     _stack(figure, series, "prefill: prompt tokens", series.prefill_tokens_per_s, look.ORANGE, rate, pattern="/")
@@ -189,8 +189,8 @@ def requests_scatter(result: Result) -> go.Figure:
     count = result.finished
     picked = np.unique(np.linspace(0, count - 1, min(count, SCATTER_POINTS)).round().astype(int))
     columns = {name: result.column(name, finished=True)[picked] for name in names}
-    note = f" ({len(picked):,} of {count:,} requests)" if len(picked) < count else ""
-    figure = look.panels([f"<b>TTFT by prompt length</b>{note}", f"<b>E2E by output length</b>{note}"], columns=2)
+    note = f": {len(picked):,} of {count:,} requests" if len(picked) < count else ""
+    figure = look.panels([f"<b>TTFT by prompt</b>{note}", f"<b>E2E by output</b>{note}"], columns=2)
     if not count:
         for panel in (0, 1):
             look.say(figure, panel, "no request finished")
