@@ -48,7 +48,7 @@ def print_plan(facts: Facts, console: Console) -> None:
     console.print()
     console.print(Text(words.considered(facts)), highlight=False)
     for line in facts.starts:
-        console.print(Text(f"Start: {line}"), highlight=False)
+        console.print(Text(line), highlight=False)
     for note in facts.notes:
         console.print(Text(f"Note: {note}"), highlight=False)
 

@@ -85,7 +85,7 @@ SCREEN = 5
 """The share of the requests, as its reciprocal, that are simulated first."""
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _known(base: Base, candidate: Candidate) -> Setup:
     from servecast.setup import set_up
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from servecast.planning.candidates import SIZES, Candidate, candidates, known_gp
 from servecast.planning.evidence import Evidence, evidence, verify
 from servecast.planning.examine import FAILS, MEETS, Case, Outcome, Trial, setup_of
 from servecast.planning.load import generated, rate_of
-from servecast.planning.search import Search, search, workers
+from servecast.planning.search import Search, Told, search, survey, workers
 from servecast.planning.slo import Requirement, parse_requirements
 from servecast.scenario import Scenario, scenario_of
 from servecast.sweeping.runs import Base
@@ -21,8 +21,6 @@ MOST_GPUS = 1024
 FRESH_SEED = 1_000_003
 """Seeds of the runs that verify begin here, far from those that people write."""
 ATTEMPTS = 6
-
-Told = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,8 @@ def plan(
     every = list(candidates(scenario, chosen, tried, tps=tps, pps=pps, splits=splits))
     case = Case(base, requirements, most_gpus)
     with workers(jobs) as pool:
-        searched = search(case, every, prices, pool, jobs, budget=budget, spare=spare, told=told)
+        searched, todo = survey(case, every, pool, told)
+        searched.outcomes += search(case, todo, prices, pool, jobs, budget=budget, spare=spare, told=told)
 
         def ranked(outcomes: Iterable[Outcome]) -> list[Outcome]:
             meeting = [outcome for outcome in outcomes if outcome.status == MEETS]
@@ -125,19 +124,37 @@ def plan(
                 break
         found, runner_up = None, None
         if winner is not None:
-            others = [c for c in every if c.hardware != winner.candidate.hardware]
+            others = [outcome for outcome in todo if outcome.candidate.hardware != winner.candidate.hardware]
             known = ranked(o for o in searched.outcomes if o.candidate.hardware != winner.candidate.hardware)
             limit = (
                 prices[known[0].candidate.gpu] * (known[0].gpus + spare * known[0].candidate.gpus) if known else None
             )
             second = search(case, others, prices, pool, jobs, budget=limit or budget, spare=spare, told=told)
-            runner_up = next(iter(ranked([*second.outcomes, *known])), None)
+            runner_up = next(iter(ranked([*second, *known])), None)
             found = evidence(case, winner.candidate, replicas, pool, tuple(verified), draws, told)
+    starts = _starts(base, winner.candidate, replicas + spare) if winner is not None else ()
     return Plan(
         scenario, requirements, prices, price_source, searched, winner, replicas, spare, runner_up,
         None if winner else _closest(searched, requirements), found, raised,
-        rate_of(setup_of(base, winner.candidate).requests) if winner else None,
+        rate_of(setup_of(base, winner.candidate).requests) if winner else None, starts=starts,
     )  # fmt: skip
+
+
+def _starts(base: Base, candidate: Candidate, replicas: int) -> tuple[str, ...]:
+    """The commands that start it, and which of their options differ from those that start the scenario's own."""
+    from servecast.serve_lines import differing, serve_line
+    from servecast.setup import set_up
+
+    setup = setup_of(base, candidate, replicas)
+    lines = [serve_line(setup)]
+    try:
+        today = set_up(base.scenario({}))
+    except ServecastError:
+        return tuple(lines)  # what is there today cannot run
+    changed = [f"{d.flag} {d.before} -> {d.after}" for d in differing(today, setup) if d.flag]
+    if today.pools[0].gpu.id != setup.pools[0].gpu.id:
+        changed.insert(0, f"{today.pools[0].gpu.id} -> {setup.pools[0].gpu.id}")
+    return (*lines, "# differs from the scenario: " + (", ".join(changed) or "in nothing but the number of replicas"))
 
 
 def requirements_of(scenario: Scenario, slo: Iterable[str]) -> tuple[Requirement, ...]:

@@ -24,6 +24,8 @@ from servecast.planning.examine import (
     look,
 )
 
+Told = Callable[[str, int, int], None]
+
 
 @dataclass
 class Search:
@@ -53,23 +55,12 @@ def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def search(
-    case: Case,
-    candidates: Iterable[Candidate],
-    prices: Mapping[str, float],
-    pool: ProcessPoolExecutor,
-    jobs: int,
-    *,
-    budget: float | None = None,
-    spare: int = 0,
-    told: Callable[[str, int, int], None] = lambda what, done, total: None,
-) -> Search:
-    """Look at every candidate, and simulate those that may be the cheapest. `prices` are dollars per GPU-hour, `budget`
-    dollars per hour at most, for `spare` replicas beside those that are needed; `told(what, done, in all)` hears how
-    far it is."""
-    found, todo = Search(), list[Outcome]()
-    looks = {pool.submit(look, case, candidate): candidate for candidate in candidates}
-    keys: dict[str, Candidate] = {}
+def survey(
+    case: Case, candidates: Iterable[Candidate], pool: ProcessPoolExecutor, told: Told
+) -> tuple[Search, list[Outcome]]:
+    """Look at every candidate: those that cannot be, and, each resolved engine once, those that may."""
+    found, todo, keys = Search(), list[Outcome](), set[str]()
+    looks = [pool.submit(look, case, candidate) for candidate in candidates]
     for done, future in enumerate(looks, 1):
         outcome = future.result()
         told("set up", done, len(looks))
@@ -78,16 +69,34 @@ def search(
         elif outcome.key in keys:
             found.same += 1
         else:
-            keys[outcome.key] = outcome.candidate
+            keys.add(outcome.key)
             todo.append(outcome)
+    return found, todo
+
+
+def search(
+    case: Case,
+    todo: Iterable[Outcome],
+    prices: Mapping[str, float],
+    pool: ProcessPoolExecutor,
+    jobs: int,
+    *,
+    budget: float | None = None,
+    spare: int = 0,
+    told: Told = lambda what, done, total: None,
+) -> list[Outcome]:
+    """What becomes of those that may be: the ones that may be the cheapest are simulated. `prices` are dollars per
+    GPU-hour, `budget` dollars per hour at most, for `spare` replicas beside those that are needed; `told(what, done, in
+    all)` hears how far it is."""
 
     def price(candidate: Candidate, replicas: int) -> float:
         return prices[candidate.gpu] * candidate.gpus * (replicas + spare)
 
-    todo.sort(key=lambda o: (price(o.candidate, o.guess), o.candidate.gpus, str(o.candidate)))
+    ranked = sorted(todo, key=lambda o: (price(o.candidate, o.guess), o.candidate.gpus, str(o.candidate)))
+    found = list[Outcome]()
     best = float("inf") if budget is None else budget * (1 + 1e-9)
     running: dict[Future[Outcome], Outcome] = {}
-    waiting, done, total = iter(todo), 0, len(todo)
+    waiting, total = iter(ranked), len(ranked)
 
     def below(candidate: Candidate) -> int | None:
         """Replicas from which on it is no cheaper than what is known; None while nothing is."""
@@ -103,9 +112,9 @@ def search(
         if not running:
             return found
         for future in wait(running, return_when=FIRST_COMPLETED).done:
-            outcome, done = future.result(), done + 1
+            outcome = future.result()
             del running[future]
-            found.outcomes.append(outcome)
-            told("simulated", done, total)
+            found.append(outcome)
+            told("simulated", len(found), total)
             if outcome.status == MEETS:
                 best = min(best, price(outcome.candidate, outcome.replicas))

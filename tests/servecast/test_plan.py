@@ -20,7 +20,7 @@ from servecast.planning.examine import FAILS, MEETS, Case, examine, look, setup_
 from servecast.planning.facts import facts_of
 from servecast.planning.load import scaled
 from servecast.planning.plan import plan
-from servecast.planning.search import search
+from servecast.planning.search import search, survey
 from servecast.planning.slo import Requirement, parse_requirements
 from servecast.sweeping.runs import Base
 from servecast.yamlfile import dump_yaml
@@ -104,7 +104,8 @@ def test_all_wrong_requirements_are_said_at_once() -> None:
 def test_the_search_finds_what_trying_everything_finds(path: Path) -> None:
     """The cheapest configuration, and the fewest replicas of it, over all of them one by one."""
     here, all_of = case(path), list(candidates(Base.of(path).scenario({}), PRICES, {}, tps=(1, 2)))
-    found = search(here, all_of, PRICES, Here(), 1)  # type: ignore[arg-type]
+    found, todo = survey(here, all_of, Here(), lambda *_: None)  # type: ignore[arg-type]
+    found.outcomes += search(here, todo, PRICES, Here(), 1)  # type: ignore[arg-type]
     best = min((o for o in found.outcomes if o.status == MEETS), key=lambda o: PRICES[o.candidate.gpu] * o.gpus)
     price = PRICES[best.candidate.gpu] * best.gpus
     for candidate in all_of:
