@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from reports.comparing.facts import Class, Compared, Ran
-from servecast.comparing.judge import LEVEL, Rows, lines_of, steady_of, trim_of
+from servecast.comparing.judge import LEVEL, lines_of, steady_of, trim_of
 from servecast.comparing.observe import observe, tasks_of
 from servecast.comparing.scenarios import Candidate, candidates, changes, fingerprint, limits
 from servecast.errors import ServecastError
@@ -69,7 +69,7 @@ def compare(
             failed.append((asked[i].label, f"seed {wrong[0]['seed']}: {wrong[0]['error']}"))
             continue
         runs[i] = [row for row in mine if "figures" in row]
-        drawn |= {i: row["under_error"] for row in mine if "under_error" in row}
+        drawn.update((i, row["under_error"]) for row in mine if "under_error" in row)
     _at_least_two(runs, failed)
     first = next(iter(runs))
     alike = len({prints[i] for i in runs}) == 1
@@ -139,7 +139,7 @@ def _run(
     return found
 
 
-def _ran(label: str, first: Setup, setup: Setup, rows: Rows | Any) -> Ran:
+def _ran(label: str, first: Setup, setup: Setup, rows: Sequence[Row]) -> Ran:
     differs = changes(first, setup)
     piled = [row for row in rows if row["saturated"]]
     keys = [k for k, v in rows[0]["figures"].items() if all(isinstance(r["figures"].get(k), int | float) for r in rows)]
