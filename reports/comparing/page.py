@@ -14,8 +14,8 @@ from reports.page import card, figure, page
 from reports.words import NONE, latency_unit, quantity
 
 STYLE = """.better { color: var(--good); } .worse { color: var(--bad); } .plain { color: var(--soft); }
-.wide td, .wide thead th { white-space: nowrap; } .wide td.word, .wide td:last-child { overflow-wrap: normal; }
-.best { font-weight: 600; } .wide tbody th { min-width: 8.5rem; }
+.lines td { min-width: 8rem; overflow-wrap: normal; } .lines td div { font-size: 0.85rem; font-weight: 400; }
+.best { font-weight: 600; } .wide tbody th { min-width: 7rem; }
 """
 CARDS = ("p99_ttft_ms", "p99_tpot_ms", "p99_e2el_ms", "output_throughput", "request_goodput",
          "cost_per_million_output_tokens")  # fmt: skip
@@ -37,7 +37,9 @@ def compare_html(c: Compared) -> str:
         [
             f"<h1>{escape(c.title)}</h1>",
             f'<p class="soft">{escape(_ran(c))}</p>',
-            f'<div class="banner {"stable" if c.alike else "saturated"}"><strong>{escape(answer)}</strong></div>',
+            f"<p><strong>{escape(answer)}</strong></p>"
+            if c.alike
+            else f'<div class="banner saturated"><strong>{escape(answer)}</strong></div>',
             *(f"<p>{escape(sentence)}</p>" for sentence in more),
             *(f'<div class="banner saturated">{escape(sentence)}</div>' for sentence in words.piled_up(c)),
             *(
@@ -97,36 +99,35 @@ def _pair(line: Line) -> str:
 def _changed(c: Compared) -> Iterator[str]:
     if rows := words.changed(c):
         yield "<h2>What differs</h2>"
-        yield _table(["", *(r.label for r in c.ran)], ([(key, ""), *((v, "") for v in vs)] for key, vs in rows))
+        yield _table(["", *(r.label for r in c.ran)], ([key, *values] for key, values in rows))
 
 
 def _legend(c: Compared) -> str:
-    if len(c.ran) == 2:
-        return f"{c.ran[1].label} less {c.first.label}, with 95 % intervals"
-    return f"Differences to {c.first.label} with 95 % intervals; bold: better than every other beyond noise"
+    return (
+        f"Below each figure: its difference to {c.first.label}, with its 95 % interval. Bold: better than every other "
+        "beyond noise"
+    )
 
 
 def _lines(c: Compared, lines: Iterable[Line]) -> str:
-    """Metric, every scenario's value, and each one's difference with the verdict."""
-    several = len(c.ran) > 2
-    head = ["", *(r.label for r in c.ran)]
-    for r in c.ran[1:]:
-        head += [f"{r.label} less the first" if several else "difference"]
-        head += ["under the model's error"] * bool(c.draws) + [""]
+    """Metric, and every scenario's value over its difference with the verdict."""
+    top = "".join(f"<th>{escape(name)}</th>" for name in ("", *(r.label for r in c.ran)))
+    rows = "".join(f"<tr><th>{escape(words.heading(line))}</th>{''.join(_cells(c, line))}</tr>" for line in lines)
+    return f'<div class="wide"><table class="lines"><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table></div>'
 
-    def cells(line: Line) -> Iterator[tuple[str, str]]:
-        yield words.heading(line), ""
-        for i, value in enumerate(words.values(line)):
-            yield value, "best" if line.best == i else ""
-        for i, found in enumerate(line.differences):
-            if found is not None:
-                yield words.difference(line, i), ""
-                if c.draws:
-                    yield words.under_error(line, found), ""
-                word = found.word if found.word in ("better", "worse") else "plain"
-                yield f"{words.SIGNS[found.word]} {words.VERDICTS[found.word]}".strip(), f"word {word}"
 
-    return _table(head, map(cells, lines))
+def _cells(c: Compared, line: Line) -> Iterator[str]:
+    for i, (value, found) in enumerate(zip(words.values(line), line.differences, strict=True)):
+        below = ""
+        if found is not None and found.word not in ("equal", "undefined"):
+            below = f": {escape(words.difference(line, i))}"
+            if c.draws:
+                below += f"; under the model's error {escape(words.under_error(line, found))}"
+        if found is not None and found.word != "undefined":
+            kind = found.word if found.word in ("better", "worse") else "plain"
+            verdict = f"{words.SIGNS[found.word]} {words.VERDICTS[found.word]}".strip()
+            below = f'<div class="{kind}">{escape(verdict)}{below}</div>'
+        yield f"<td{' class=best' * (line.best == i)}>{escape(value)}{below}</td>"
 
 
 def _why(c: Compared) -> Iterator[str]:
@@ -141,9 +142,9 @@ def _why(c: Compared) -> Iterator[str]:
             head,
             (
                 [
-                    (name, ""),
+                    name,
                     *(
-                        (_ms(value), "")
+                        _ms(value)
                         for found in (r.classes[name] for r in c.ran)
                         for value in (found.queue_ms, found.p50_ttft_ms, found.p99_ttft_ms)
                     ),
@@ -170,12 +171,11 @@ def _steady(c: Compared) -> Iterator[str]:
             yield _lines(c, c.steady)
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
-    """A head, and cells with their classes; the first of a row names it."""
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A head, and rows of which the first cell names each."""
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = []
-    for row in rows:
-        (first, _), *rest = row
-        cells = "".join(f"<td{f' class={chr(34)}{kind}{chr(34)}' * bool(kind)}>{escape(v)}</td>" for v, kind in rest)
-        body.append(f"<tr><th>{escape(first)}</th>{cells}</tr>")
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    body = "".join(
+        f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in rest)}</tr>"
+        for first, *rest in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -241,8 +241,8 @@ def piled_up(c: Compared) -> list[str]:
     for r in c.ran:
         if r.saturated:
             said.append(
-                f"{r.label} is saturated in {r.saturated} of {_count(runs, 'run')} ({r.verdict}): its latencies, and "
-                "differences to them, depend on how long the run is."
+                f"{r.label} is saturated in {r.saturated} of {_count(runs, 'run')}: its latencies, and differences to "
+                f"them, depend on how long the run is. {r.verdict[:1].upper()}{r.verdict[1:]}."
             )
         elif r.undecided:
             said.append(f"{r.label}: {_count(r.undecided, 'run')} too short to tell whether latencies are steady.")
