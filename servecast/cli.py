@@ -15,6 +15,7 @@ import click
 from servecast.anchoring import cli as anchoring
 from servecast.arguments import set_option
 from servecast.calibrate_cli import calibrate
+from servecast.comparing.cli import compare
 from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
 from servecast.memory_cli import memory
@@ -166,6 +167,7 @@ main.add_command(calibrate)
 for command in (*anchoring.COMMANDS, *conformance.COMMANDS):
     calibrate.add_command(command)
 main.add_command(validate)
+main.add_command(compare)
 main.add_command(sweep)
 main.add_command(plan)
 

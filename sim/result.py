@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,21 @@ class Result:
         """The distribution of the time between consecutive tokens, in seconds, over all requests."""
         return metrics.itl(list(self._steps.blocks()), self._gaps)
 
+    def itl_within(self, edges_s: Floats) -> list[Distribution]:
+        """The same of each of the spans between edges [n + 1], of the rows of the log that begin in it."""
+        found = []
+        for start, end in pairwise(edges_s.tolist()):
+            steps, gaps = (
+                rows.where((rows[begun] >= start) & (rows[begun] < end))
+                for rows, begun in ((self._steps, "start_s"), (self._gaps, "since_s"))
+            )
+            found.append(metrics.itl([steps], gaps))
+        return found
+
+    def good(self) -> npt.NDArray[np.bool_] | None:
+        """bool[finished], by id: which requests meet their SLO; None where there is none."""
+        return self._good(self._finished) if self.slo or (self.classes and self.classes.slo) else None
+
     @cached_property
     def spent(self) -> dict[str, dict[str, Any]]:
         """Where TTFT and TPOT were spent, of `all`, and by `pools` and `classes`: see `Spent.summary`."""
@@ -184,7 +200,8 @@ class Result:
     def _summary(self) -> dict[str, Any]:
         done, outcome, duration = self._finished, self._rows["outcome"], self.duration_s
         per_second = (lambda x: float(x) / duration) if duration > 0 else (lambda x: None)
-        good = int(self._good(done).sum()) if self.slo or (self.classes and self.classes.slo) else None
+        met = self.good()
+        good = None if met is None else int(met.sum())
         count = self.finished
         over = int((outcome != UNFINISHED).sum())
         reasons = outcome[np.isin(outcome, REJECTED)].astype(int)

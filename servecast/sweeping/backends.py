@@ -11,6 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
@@ -45,9 +46,14 @@ def local(base: Base, tasks: Sequence[Task], workers: int | None, address: str |
     """On the cores of this machine, in processes that stay; with one worker, in this one."""
     if address is not None:
         raise ServecastError("--address: names a cluster; give --backend dask or --backend ray too")
+    yield from on_cores(partial(run, base), tasks, workers)
+
+
+def on_cores(work: Callable[[Task], Row], tasks: Sequence[Task], workers: int | None) -> Rows:
+    """What `work` makes of each task, on the cores of this machine."""
     workers = workers or cores()
     if workers == 1:
-        yield from (run(base, task) for task in tasks)
+        yield from map(work, tasks)
         return
     from joblib.externals.loky import BrokenProcessPool
 
@@ -57,7 +63,7 @@ def local(base: Base, tasks: Sequence[Task], workers: int | None, address: str |
         if suspects := [task for task in todo if ended[task.id]]:
             todo = suspects[:1]
         try:
-            with closing(_in_processes(base, todo, workers)) as rows:
+            with closing(_in_processes(work, todo, workers)) as rows:
                 for row in rows:
                     del pending[row["id"]]
                     yield row
@@ -70,12 +76,12 @@ def local(base: Base, tasks: Sequence[Task], workers: int | None, address: str |
                     yield lost(task, KILLED)
 
 
-def _in_processes(base: Base, tasks: Iterable[Task], workers: int) -> Any:
+def _in_processes(work: Callable[[Task], Row], tasks: Iterable[Task], workers: int) -> Any:
     from joblib import Parallel, delayed, parallel_config
 
     with parallel_config("loky", initializer=ignore_interrupts):
         parallel = Parallel(workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2 * n_jobs")
-        return parallel(delayed(run)(base, task) for task in tasks)
+        return parallel(delayed(work)(task) for task in tasks)
 
 
 def dask(base: Base, tasks: Sequence[Task], workers: int | None, address: str | None) -> Rows:

@@ -1,0 +1,107 @@
+"""`servecast compare`: the same requests under several scenarios. Heavy modules late."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from servecast.arguments import set_option
+from servecast.errors import ServecastError
+
+if TYPE_CHECKING:
+    from reports.comparing.facts import Compared
+
+PARTIAL = 130
+
+
+@click.command()
+@click.argument("scenarios", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option(
+    "--vary", multiple=True, metavar="KEY=VALUES", help="Compare these values of a key of the only scenario: a,b."
+)
+@set_option
+@click.option("--seeds", type=int, default=5, metavar="N", help="Run every scenario under N seeds. [default: 5]")
+@click.option(
+    "--intervals",
+    is_flag=False,
+    flag_value=20,
+    type=click.IntRange(5, 1000),
+    metavar="[DRAWS]",
+    help="Also run so many draws of the model's error, the same for all. [20 if no number is given]",
+)
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at a time. [default: one a core]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the report. [default: runs/, the name of the first scenario file and -compare]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON only; write files only with --out.")
+def compare(
+    scenarios: tuple[Path, ...],
+    vary: tuple[str, ...],
+    overrides: tuple[str, ...],
+    seeds: int,
+    intervals: int | None,
+    workers: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Run SCENARIOS on the same requests: which is better than the first, by more than chance, and why?
+
+    \b
+    servecast compare today.yaml tomorrow.yaml
+    servecast compare scenario.yaml --vary engine.max_num_seqs=64,256
+    servecast compare scenario.yaml --vary cluster.gpu=h100-sxm,l40s --seeds 10 --intervals
+    """
+    from servecast.comparing.compare import compare as run_all
+
+    show, close = _progress()
+    try:
+        found = run_all(
+            scenarios, vary, overrides=overrides, seeds=seeds, intervals=intervals or 0, workers=workers, told=show
+        )
+    except KeyboardInterrupt:
+        click.echo("Ended early: a comparison has no part that could be kept.", err=True)
+        sys.exit(PARTIAL)
+    finally:
+        close()
+    if as_json:
+        click.echo(json.dumps(found.plain(), indent=1, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        from reports.comparing.terminal import print_compared
+
+        print_compared(found, Console())
+        out = out or Path("runs") / f"{scenarios[0].stem}-compare"
+    if out is not None:
+        _save(out, found)
+        click.echo(f"Report: {out / 'report.html'}   (also compare.json)", err=as_json)
+
+
+def _save(folder: Path, found: Compared) -> None:
+    from reports.comparing.page import compare_html
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "compare.json").write_text(json.dumps(found.plain(), indent=1, allow_nan=False), encoding="utf-8")
+        (folder / "report.html").write_text(compare_html(found), encoding="utf-8")
+    except OSError as error:
+        raise ServecastError(f"{folder}: cannot write the comparison: {error.strerror or error}") from None
+
+
+def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
+    """A line on a terminal's stderr; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return (lambda done, total: None), (lambda: None)
+
+    def show(done: int, total: int) -> None:
+        sys.stderr.write(f"\r\x1b[Kruns {done} of {total}")
+        sys.stderr.flush()
+
+    return show, lambda: (sys.stderr.write("\r\x1b[K"), None)[1]
