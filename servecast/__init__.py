@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
+    from servecast.export import export
     from servecast.intervals import Intervals, predict_intervals
     from servecast.run import Result, simulate
     from servecast.scenario import Scenario, load_scenario
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from servecast.validation.validate import validate
 
 __all__ = [
-    "Intervals", "Result", "Scenario", "ServecastError", "differing", "load_scenario", "predict_intervals",
+    "Intervals", "Result", "Scenario", "ServecastError", "differing", "export", "load_scenario", "predict_intervals",
     "serve_line", "set_up", "simulate", "sweep", "validate",
 ]  # fmt: skip
 
 _HOMES = {
+    "export": "export",
     "Intervals": "intervals",
     "predict_intervals": "intervals",
     "Result": "run",

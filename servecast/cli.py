@@ -17,6 +17,7 @@ from servecast.arguments import set_option
 from servecast.calibrate_cli import calibrate
 from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
+from servecast.export_cli import export
 from servecast.memory_cli import memory
 from servecast.planning.cli import plan
 from servecast.sweeping.cli import sweep
@@ -168,6 +169,7 @@ for command in (*anchoring.COMMANDS, *conformance.COMMANDS):
 main.add_command(validate)
 main.add_command(sweep)
 main.add_command(plan)
+main.add_command(export)
 
 
 def _no_scenario(serve_args: str | None) -> Exception:
