@@ -16,7 +16,9 @@ from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
     from servecast.comparing.compare import compare
+    from servecast.export import export
     from servecast.intervals import Intervals, predict_intervals
+    from servecast.planning.plan import plan
     from servecast.run import Result, simulate
     from servecast.scenario import Scenario, load_scenario
     from servecast.serve_lines import differing, serve_line
@@ -25,13 +27,16 @@ if TYPE_CHECKING:
     from servecast.validation.validate import validate
 
 __all__ = [
-    "Intervals", "Result", "Scenario", "ServecastError", "compare", "differing", "load_scenario", "predict_intervals",
+    "Intervals", "Result", "Scenario", "ServecastError", "compare", "differing", "export", "load_scenario", "plan",
+    "predict_intervals",
     "serve_line", "set_up", "simulate", "sweep", "validate",
 ]  # fmt: skip
 
 _HOMES = {
+    "export": "export",
     "Intervals": "intervals",
     "compare": "comparing.compare",
+    "plan": "planning.plan",
     "predict_intervals": "intervals",
     "Result": "run",
     "simulate": "run",

@@ -18,6 +18,7 @@ from servecast.calibrate_cli import calibrate
 from servecast.comparing.cli import compare
 from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
+from servecast.export_cli import export
 from servecast.memory_cli import memory
 from servecast.planning.cli import plan
 from servecast.sweeping.cli import sweep
@@ -170,6 +171,7 @@ main.add_command(validate)
 main.add_command(compare)
 main.add_command(sweep)
 main.add_command(plan)
+main.add_command(export)
 
 
 def _no_scenario(serve_args: str | None) -> Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ from sim.samples import shared_prompts
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
 from sim.windows import Tables, Window, WindowCache
 from workloads.content import content_of
+
+if TYPE_CHECKING:
+    from servecast.export import Exported
 
 GATEWAY_BLOCK_TOKENS = 16
 """How finely a gateway that goes by prefixes tells prompts apart: no coarser than engines' KV blocks."""
@@ -60,6 +63,12 @@ class Result(Outcome):
         except (OSError, PolarsError) as error:  # polars has its own word for a full disk
             reason = getattr(error, "strerror", None) or error
             raise ServecastError(f"{folder}: cannot write the results: {reason}") from None
+
+    def export(self, format: str, out: str | Path | None = None, window: tuple[float, float] | None = None) -> Exported:
+        """Write it in the format of another tool: see `servecast.export.export`."""
+        from servecast.export import export
+
+        return export(self, format, out, window)
 
 
 def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float], bool] | None = None) -> Result:

@@ -111,6 +111,17 @@ class Result:
         for rows in self._steps.blocks():
             yield tables.step_frame(rows, self.deployment.of(lambda pool: pool.block_bytes))
 
+    @cached_property
+    def gaps(self) -> pl.DataFrame:
+        """A row for each token gap in which a request was preempted or left out of steps: `id`, `since_s`, `end_s`."""
+        import polars as pl
+
+        return pl.concat((tables.gap_frame(rows) for rows in self._left_out.blocks()), rechunk=True)
+
+    @property
+    def _left_out(self) -> Table:
+        return self._gaps.where(self._gaps["id"] >= 0)
+
     def column(self, name: str, *, finished: bool = False) -> Floats:
         """One column of numbers of `requests`, or of the `finished` ones only, without the memory of the whole table.
 
@@ -353,7 +364,8 @@ class Result:
 
     def write(self, folder: str | Path, texts: Mapping[str, str]) -> Path:
         """Write `summary.json`, `manifest.json`, `requests.parquet`, `steps.parquet` and `texts` (name to content), and
-        `transfers.parquet` where prefill and decode are apart, `replicas.parquet` where replicas come and go.
+        `transfers.parquet` where prefill and decode are apart, `replicas.parquet` where replicas come and go, and
+        `gaps.parquet` where requests were preempted or left out of steps.
 
         All files are written before any takes its name, so that a full disk leaves older results whole.
         """
@@ -373,6 +385,8 @@ class Result:
                 tables.write_parquet(part("transfers.parquet"), (tables.transfer_frame(rows) for rows in blocks))
             if self._changes.height:
                 tables.write_parquet(part("replicas.parquet"), iter([self.replicas]))
+            if self._left_out.height:
+                tables.write_parquet(part("gaps.parquet"), (tables.gap_frame(rows) for rows in self._left_out.blocks()))
             facts = {"summary.json": self.summary(), "manifest.json": dict(self.manifest)}
             dumped = {name: json.dumps(table, indent=2, allow_nan=False) + "\n" for name, table in facts.items()}
             for name, text in (dumped | dict(texts)).items():

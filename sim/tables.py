@@ -84,6 +84,13 @@ def transfer_frame(rows: Mapping[str, Floats]) -> pl.DataFrame:
     return frame.with_columns(_integers(frame.columns))
 
 
+def gap_frame(rows: Mapping[str, Floats]) -> pl.DataFrame:
+    """The table of gaps in which requests were left out, of some rows of the log."""
+    import polars as pl
+
+    return pl.DataFrame({name: rows[name] for name in ("id", "since_s", "end_s")}).with_columns(_integers(["id"]))
+
+
 def change_frame(rows: Mapping[str, Floats], deployment: Deployment) -> pl.DataFrame:
     """The table of replicas that come and go."""
     import polars as pl

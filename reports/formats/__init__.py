@@ -1,18 +1,29 @@
-"""Readers of what load generators measured: one module a format (`lacks(file)`, `read(file, problems)`), a line here.
-
-Nothing is written here yet.
+"""What load generators measured: one module a format (`lacks(file)`, `read(file, problems)`), a line in FORMATS; and
+simulated runs in the same formats (`FILE`, `write(run, notes)`), a line in WRITERS.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from reports.formats import aiperf, aiperf_records, guidellm, llmservingsim, sglang, table, vllm, vllm_cpu
+from reports.formats import (
+    aiperf,
+    aiperf_records,
+    guidellm,
+    llmservingsim,
+    requests_csv,
+    sglang,
+    table,
+    vllm,
+    vllm_cpu,
+)
 from reports.formats.content import ResultFile, open_result
 from reports.formats.found import Found
 from reports.formats.judge import measured
 from reports.measured import MeasuredRun
+from reports.simulated import SimulatedRun
 from reports.words import requests
 from servecast.errors import ServecastError, nearest, one_of
 
@@ -38,9 +49,33 @@ FORMATS: dict[str, Format] = {
     "aiperf_records": aiperf_records,
     "llmservingsim": llmservingsim,
     "vllm_cpu": vllm_cpu,
+    "csv": requests_csv,
     "table": table,
 }
 """In the order in which they are recognised."""
+
+
+class Writer(Protocol):
+    """What a module of a format has that can be written."""
+
+    FILE: str
+    """How such a file is called."""
+
+    def write(self, run: SimulatedRun, notes: list[str]) -> Iterator[str]:
+        """The text of the file, in pieces. Appends to `notes` what is left out of it; raises ServecastError where the
+        run has nothing that the format could hold."""
+
+
+WRITERS: dict[str, Writer] = {
+    "vllm": vllm,
+    "sglang": sglang,
+    "guidellm": guidellm,
+    "aiperf": aiperf,
+    "aiperf_records": aiperf_records,
+    "csv": requests_csv,
+    "table": table,
+}
+"""In the order in which they are offered."""
 
 
 def read_measured(path: Path | str, format: str | None = None, run: int | None = None) -> MeasuredRun:

@@ -6,14 +6,23 @@ Source: docs/reference/json-export-schema.md in github.com/ai-dynamo/aiperf (sch
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from reports.formats.content import ResultFile
 from reports.formats.fields import MOST, Fields, dig, named, positive, shown
 from reports.formats.figures import COUNTS, SHORTEST_S
 from reports.formats.found import Found
+from reports.formats.seen import UNKNOWN_GAPS, Floats, Seen
+from reports.formats.seen import seen as seen_of
+from reports.simulated import SimulatedRun
 from servecast.errors import one_of
 
+FILE = "profile_export_aiperf.json"
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0}
 """Units of time -> seconds."""
 TIMES = {
@@ -59,6 +68,87 @@ def lacks(file: ResultFile) -> list[str]:
 def read(file: ResultFile, problems: list[str]) -> list[Found]:
     """The run of the file; mistakes by metric."""
     return [_run(Fields(file.where(line), found, problems)) for line, found in file.objects]
+
+
+def write(run: SimulatedRun, notes: list[str]) -> Iterator[str]:
+    """The summary in schema 1.4, over the time from the first request to the last response."""
+    seen = seen_of(run)
+    done = seen.done
+    first, end = seen.sent_s[done].min(), (seen.sent_s + seen.e2e_s)[done].max()
+    duration, prompt, output = float(end - first), seen.input[done].sum(), seen.output[done].sum()
+    told = {"rate": run.rate, "concurrency": run.concurrency}
+    written: dict[str, Any] = {
+        "schema_version": "1.4",
+        "aiperf_version": run.made_by,
+        "input_config": {
+            "models": {"items": [{"name": run.model}]},
+            "phases": [{"name": "profiling"} | {key: value for key, value in told.items() if value is not None}],
+        },
+        "was_cancelled": not run.summary["complete"],
+        "error_summary": [
+            {"error_details": error_of(error), "count": count}
+            for error, count in Counter(filter(None, seen.errors)).items()
+        ],
+    }
+    several = done & ~np.isnan(seen.tpot_s)
+    values = {
+        "time_to_first_token": ("ms", 1e3 * seen.ttft_s[done]),
+        "inter_token_latency": ("ms", 1e3 * seen.tpot_s[several]),
+        "request_latency": ("ms", 1e3 * seen.e2e_s[done]),
+        "input_sequence_length": ("tokens", seen.input[done].astype(np.float64)),
+        "output_sequence_length": ("tokens", seen.output[done].astype(np.float64)),
+        "output_token_throughput_per_user": ("tokens/sec/user", 1 / seen.tpot_s[several]),
+    }
+    values |= _of_gaps(seen, notes)
+    written |= {name: _stats(unit, of) for name, (unit, of) in values.items() if len(of)}
+    single = {
+        "request_count": ("requests", float(done.sum())),
+        "error_request_count": ("requests", float((~done).sum())),
+        "benchmark_duration": ("sec", duration),
+        "total_isl": ("tokens", float(prompt)),
+        "total_osl": ("tokens", float(output)),
+        "request_throughput": ("requests/sec", float(done.sum()) / duration),
+        "output_token_throughput": ("tokens/sec", float(output) / duration),
+        "total_token_throughput": ("tokens/sec", float(prompt + output) / duration),
+    }
+    if seen.limits:
+        good = seen.good(undefined=False)
+        single |= {"good_request_count": ("requests", float(good)), "goodput": ("requests/sec", good / duration)}
+    written |= {name: {"unit": unit, "avg": value} for name, (unit, value) in single.items()}
+    yield json.dumps(written, indent=2, allow_nan=False)
+
+
+def error_of(error: str) -> dict[str, Any]:
+    """Why a request did not succeed, as the tool's error."""
+    kind, _, message = error.partition(": ")
+    return {"code": 499 if kind == "cancelled" else None, "type": kind, "message": message}
+
+
+def _of_gaps(seen: Seen, notes: list[str]) -> Mapping[str, tuple[str, Floats]]:
+    if not seen.gaps_known:
+        notes.append(f"inter_chunk_latency and time_to_second_token are left out: {UNKNOWN_GAPS}")
+        return {}
+    second = [gaps[0] for gaps in seen.gaps if gaps is not None and len(gaps)]
+    return {
+        "inter_chunk_latency": ("ms", 1e3 * seen.all_gaps),
+        "time_to_second_token": ("ms", 1e3 * np.array(second)),
+    }
+
+
+def _stats(unit: str, values: Floats) -> dict[str, Any]:
+    """Percentiles interpolated; the standard deviation is the population's."""
+    levels = (1, 5, 10, 25, 50, 75, 90, 95, 99)
+    percentiles = np.percentile(values, levels).tolist()
+    return {
+        "unit": unit,
+        "avg": float(values.mean()),
+        **{f"p{q}": value for q, value in zip(levels, percentiles, strict=True)},
+        "min": float(values.min()),
+        "max": float(values.max()),
+        "std": float(values.std()),
+        "count": len(values),
+        "sum": float(values.sum()),
+    }
 
 
 def _run(run: Fields) -> Found:

@@ -6,15 +6,22 @@ counted in the notes. Source: docs/tutorials/working-with-profile-exports.md in 
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from reports.formats import aiperf
-from reports.formats.aiperf import scale_of, seconds_of
+from reports.formats.aiperf import error_of, scale_of, seconds_of
 from reports.formats.content import ResultFile
 from reports.formats.fields import NUMBER, Fields, dig, is_number
 from reports.formats.found import Found, request_table
+from reports.formats.seen import UNKNOWN_GAPS, Seen
+from reports.formats.seen import seen as seen_of
+from reports.simulated import SimulatedRun
 from reports.words import requests
 
+FILE = "profile_export.jsonl"
 LAST_NS = 1e19
 NOTES = (*aiperf.NOTES[:3], "sent_s is when the request was sent, not when it was due (credit_issued_ns)")
 
@@ -58,6 +65,48 @@ def read(file: ResultFile, problems: list[str]) -> list[Found]:
             notes=(*NOTES, *left_out),
         )
     ]
+
+
+def write(run: SimulatedRun, notes: list[str]) -> Iterator[str]:
+    """A line a request; time stamps are those of the simulation, in whole ns from its time 0."""
+    seen = seen_of(run)
+    if not seen.gaps_known:
+        notes.append(f"some inter_chunk_latency are left out: {UNKNOWN_GAPS}")
+    finish = run.requests["finish_s"].to_list()
+    for i, error in enumerate(seen.errors):
+        start = round(seen.sent_s[i] * 1e9)
+        record = {
+            "metadata": {
+                "session_num": i,
+                "x_request_id": str(seen.ids[i]),
+                "credit_issued_ns": start,
+                "request_start_ns": start,
+                "request_end_ns": None if finish[i] is None else round(finish[i] * 1e9),
+                "worker_id": run.made_by,
+                "benchmark_phase": "profiling",
+                "was_cancelled": error == "cancelled",
+            },
+            "metrics": _metrics(seen, i),
+            "error": None if error is None else error_of(error),
+        }
+        yield json.dumps(record, allow_nan=False) + "\n"
+
+
+def _metrics(seen: Seen, i: int) -> dict[str, Any]:
+    if not seen.done[i]:
+        return {"error_isl": {"value": int(seen.input[i]), "unit": "tokens"}}
+    found: dict[str, Any] = {
+        "input_sequence_length": {"value": int(seen.input[i]), "unit": "tokens"},
+        "output_sequence_length": {"value": int(seen.output[i]), "unit": "tokens"},
+        "time_to_first_token": {"value": 1e3 * float(seen.ttft_s[i]), "unit": "ms"},
+        "request_latency": {"value": 1e3 * float(seen.e2e_s[i]), "unit": "ms"},
+    }
+    if not math.isnan(seen.tpot_s[i]):
+        found["inter_token_latency"] = {"value": 1e3 * float(seen.tpot_s[i]), "unit": "ms"}
+    gaps = seen.gaps[i]
+    if gaps is not None and len(gaps):
+        found["inter_chunk_latency"] = {"value": (1e3 * gaps).tolist(), "unit": "ms"}
+    return found
 
 
 def _request(record: Fields, metadata: Fields) -> dict[str, Any]:

@@ -39,7 +39,7 @@ ARRAYS: Mapping[str, _Kind] = {
     "itls": _GAPS,
     "errors": (is_text, TEXT),
 }
-"""What a detailed file always has."""
+"""What a detailed file always has; without `itls` one of ours, of gaps that are not known, which has `latencies`."""
 MORE: Mapping[str, _Kind] = {"latencies": _NUMBERS, "start_times": _NUMBERS}
 """What newer ones have as well."""
 
@@ -80,11 +80,12 @@ def requests_of(run: Fields, option: str, asked: tuple[int, int] | None = None) 
     option: of the tool, that saves them all. asked: the output tokens requested, least and most. A request without
     token and without first token failed, whether it says why or not.
     """
-    if lacking := [name for name in ARRAYS if run.found.get(name) is None]:
+    needed = [name for name in ARRAYS if name != "itls" or run.found.get("latencies") is None]
+    if lacking := [name for name in needed if run.found.get(name) is None]:
         there = one_of(name for name in ARRAYS if name not in lacking)
         run.problem(f"{there} but no {one_of(lacking)}; save the run with {option}, or take all of them out")
     arrays = {name: run.array(name, good, rule) for name, (good, rule) in ({**ARRAYS, **MORE}).items()}
-    if any(arrays[name] is None for name in ARRAYS):
+    if any(arrays[name] is None for name in needed):
         return None
     columns = {name: array for name, array in arrays.items() if array is not None}
     lengths = {name: len(array) for name, array in columns.items()}
@@ -99,7 +100,8 @@ def requests_of(run: Fields, option: str, asked: tuple[int, int] | None = None) 
 
 
 def _table(arrays: Mapping[str, list[Any]], asked: tuple[int, int] | None) -> pl.DataFrame:
-    first, gaps, output = arrays["ttfts"], arrays["itls"], arrays["output_lens"]
+    first, output = arrays["ttfts"], arrays["output_lens"]
+    gaps = arrays.get("itls", [None] * len(first))
     errors = [
         clean(error) if error else ("no token, and no reason given" if not n and t <= 0 else None)
         for error, n, t in zip(arrays["errors"], output, first, strict=True)

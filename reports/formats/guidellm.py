@@ -6,18 +6,23 @@ src/guidellm/schemas in github.com/vllm-project/guidellm (0.5 to 0.8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from reports.formats import figures
 from reports.formats.content import ResultFile
 from reports.formats.fields import Fields, dig, named, positive, shown
 from reports.formats.found import Found, request_table
+from reports.formats.guidellm_report import report as report_of
+from reports.formats.seen import seen
+from reports.simulated import SimulatedRun
 from servecast.errors import one_of
 
 if TYPE_CHECKING:
     import polars as pl
 
+FILE = "guidellm.json"
 VERSIONS = (1, 2)
 STATUSES = {"successful": None, "incomplete": "incomplete: cut off when the benchmark ended", "errored": "errored"}
 """Lists of requests -> why they count as failed, unless they say it themselves."""
@@ -60,6 +65,14 @@ def read(file: ResultFile, problems: list[str]) -> list[Found]:
             where = report.where if len(entries) == 1 else f"{report.where}: benchmarks[{i}]"
             runs.append(_run(Fields(where, entry, problems), found))
     return runs
+
+
+def write(run: SimulatedRun, notes: list[str]) -> Iterator[str]:
+    """The run as a report of version 2 with one benchmark."""
+    notes.append(
+        "of rates the report has means only, and no rows of GuideLLM's scheduler: it is for scripts that read it"
+    )
+    yield json.dumps(report_of(seen(run)), allow_nan=False)
 
 
 def _run(run: Fields, report: Mapping[str, Any]) -> Found:

@@ -6,14 +6,25 @@ last token follows from TTFT and ITLs. Source: python/sglang/benchmark/serving.p
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from reports.formats import figures
 from reports.formats.content import ResultFile
 from reports.formats.details import has_details, rate_of, requests_of, stated_of
 from reports.formats.fields import Fields, dig, is_number, named
 from reports.formats.found import Found
+from reports.formats.seen import UNKNOWN_GAPS
+from reports.formats.seen import seen as seen_of
+from reports.formats.written import arrays, gap_statistics, peaks, statistics, totals
+from reports.simulated import SimulatedRun
 
+FILE = "sglang.jsonl"
+PERCENTILES = (90, 95, 99)
 NEEDED = ("duration", "completed", "total_input_tokens", "total_output_tokens", "total_output_tokens_retokenized")
 _OURS = {"total_token_throughput": "total_throughput"}
 STATED = {
@@ -76,3 +87,49 @@ def _asked(run: Fields) -> tuple[int, int] | None:
     if most is None or ratio is None or not is_number(ratio):
         return None
     return max(1, math.floor(most * ratio)), most
+
+
+def write(run: SimulatedRun, notes: list[str]) -> Iterator[str]:
+    """The run as a line with `--output-details`; without details, which would lack the end of requests, where the gaps
+    between tokens are not known."""
+    seen = seen_of(run)
+    done, prompt, output = totals(seen)
+    duration = seen.duration_s
+    written: dict[str, Any] = {
+        "backend": run.made_by,
+        "dataset_name": run.arrivals,
+        "request_rate": run.rate or ("trace" if run.arrivals == "trace" else "inf"),
+        "max_concurrency": run.concurrency,
+        "server_info": {"version": run.made_by, "model_path": run.model},
+        "duration": duration,
+        "completed": done,
+        "total_input_tokens": prompt,
+        "total_input_text_tokens": prompt,
+        "total_input_vision_tokens": 0,
+        "total_output_tokens": output,
+        "total_output_tokens_retokenized": output,
+        "request_throughput": done / duration,
+        "input_throughput": prompt / duration,
+        "output_throughput": output / duration,
+        "total_throughput": (prompt + output) / duration,
+        "concurrency": float(np.nansum(seen.e2e_s)) / duration,
+        "accept_length": None,
+        **peaks(seen),
+    }
+    for name, values in (("e2e_latency", seen.e2e_s), ("ttft", seen.ttft_s), ("tpot", seen.tpot_s)):
+        written |= statistics(name, values[seen.done & ~np.isnan(values)], PERCENTILES)
+    written |= gap_statistics(seen, PERCENTILES)
+    if seen.limits:
+        sent, good = len(seen.done), seen.good(undefined=True)
+        met = seen.meets(undefined=True)
+        written["goodput_slos_ms"] = {_SLOS[name]: 1e3 * limit for name, limit in run.slo.items()}
+        written |= {"request_goodput": good / duration, "slo_attainment": good / sent}
+        written["slo_attainment_by_metric"] = {_SLOS[name]: int(ok.sum()) / sent for name, ok in met.items()}
+    if seen.gaps_known:
+        written |= arrays(seen)
+    else:
+        notes.append(f"the arrays of the requests are left out, and ITL figures are over all tokens: {UNKNOWN_GAPS}")
+    yield json.dumps(written, allow_nan=False) + "\n"
+
+
+_SLOS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}

@@ -6,8 +6,10 @@ seconds. A column that is not understood is a mistake, so that no figure is left
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -15,10 +17,12 @@ from reports.formats import figures
 from reports.formats.content import ResultFile
 from reports.formats.fields import MOST
 from reports.formats.found import Found
+from reports.simulated import SimulatedRun
 from servecast.errors import nearest, one_of
 from workloads.readers.columns import Numbers, Texts, read_columns
 from workloads.trace import MAX_TIME_S
 
+FILE = "summary.csv"
 LATENCIES = {
     "ttft": "ttft_ms",
     "tpot": "tpot_ms",
@@ -74,6 +78,17 @@ def read(file: ResultFile, problems: list[str]) -> list[Found]:
         )
         for i in np.flatnonzero(~blank).tolist()
     ]
+
+
+def write(run: SimulatedRun, notes: list[str]) -> Iterator[str]:
+    """The summary's figures in one row; rows of several runs can be put below each other."""
+    told = {key: run.summary.get(key) for key in figures.KEYS}
+    failed = run.summary["submitted"] - run.summary["completed"]
+    row = {"name": run.manifest["name"], "tool": "servecast", "version": run.manifest["servecast"], "model": run.model}
+    row |= {"failed": failed, "rate": run.rate, "concurrency": run.concurrency} | told
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([row.keys(), row.values()])
+    yield text.getvalue()
 
 
 def _run(row: str, numbers: Mapping[str, float], words: Mapping[str, str]) -> Found:

@@ -1,12 +1,13 @@
 """`vllm bench serve --save-result`, also `--save-detailed`: a JSON object a run, with `--append-result` several in one
-file. Forms of vLLM 0.8, 0.11 and 0.33.
+file. Forms of vLLM 0.8, 0.11 and 0.33; written is the last.
 
 Seconds in arrays, milliseconds in statistics. Source: vllm/benchmarks/serve.py in github.com/vllm-project/vllm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,13 @@ from reports.formats.content import ResultFile
 from reports.formats.details import has_details, rate_of, requests_of, stated_of
 from reports.formats.fields import NUMBER, Fields, is_number
 from reports.formats.found import Found
-from sim.metrics import Distribution
+from reports.formats.seen import UNKNOWN_GAPS
+from reports.formats.seen import seen as seen_of
+from reports.formats.written import arrays, gap_statistics, peaks, statistics, totals
+from reports.simulated import SimulatedRun
+from sim.metrics import PERCENTILES, Distribution
 
+FILE = "vllm.json"
 NEEDED = ("duration", "completed", "total_input_tokens", "total_output_tokens", "total_token_throughput")
 STATED = {key: key for key in figures.KEYS if key not in ("duration", "submitted")}
 NOTES = (
@@ -91,3 +97,37 @@ def _unaccounted(run: Fields, stated: Mapping[str, float], failed: int | None) -
         return ()
     known = f"{done:,.0f} completed" + (f" and {failed:,} failed" if failed is not None else "")
     return (f"num_prompts is {asked:,}, but {known}: the others failed, or the data set has fewer",)
+
+
+def write(run: SimulatedRun, notes: list[str]) -> Iterator[str]:
+    """The run as `--save-result --save-detailed` has it, with percentiles 50, 90 and 99 of all four latencies."""
+    seen = seen_of(run)
+    done, prompt, output = totals(seen)
+    duration = seen.duration_s
+    written = {
+        "backend": run.made_by,
+        "model_id": run.model,
+        "num_prompts": len(seen.done),
+        "request_rate": run.rate or "inf",
+        "max_concurrency": run.concurrency,
+        "duration": duration,
+        "completed": done,
+        "failed": len(seen.done) - done,
+        "total_input_tokens": prompt,
+        "total_output_tokens": output,
+        "request_throughput": done / duration,
+        "request_goodput": seen.good(undefined=True) / duration if seen.limits else None,
+        "output_throughput": output / duration,
+        "total_token_throughput": (prompt + output) / duration,
+        **peaks(seen),
+        **arrays(seen),
+        "start_times": seen.sent_s.tolist(),
+        "latencies": np.nan_to_num(seen.e2e_s, nan=0.0).tolist(),
+        "queue_times": [0.0] * len(seen.done),
+    }
+    for name, values in (("ttft", seen.ttft_s), ("tpot", seen.tpot_s), ("e2el", seen.e2e_s)):
+        written |= statistics(name, values[seen.done & ~np.isnan(values)], PERCENTILES)
+    written |= gap_statistics(seen, PERCENTILES)
+    if not seen.gaps_known:
+        notes.append(f"itls are left out, and ITL figures are over all tokens: {UNKNOWN_GAPS}")
+    yield json.dumps(written, allow_nan=False)

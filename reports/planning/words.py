@@ -72,7 +72,7 @@ def answer(facts: Facts) -> Iterator[str]:
     if (other := facts.runner_up) is not None and other.dollars_per_hour is not None:
         more = other.dollars_per_hour / price - 1 if price else 0.0
         yield (
-            f"Runner-up: {replicas(other)}, {gpus(other)}, {dollars(other.dollars_per_hour)} an hour "
+            f"Runner-up: {replicas(other, facts.spare)}, {gpus(other)}, {dollars(other.dollars_per_hour)} an hour "
             f"({100 * more:+.0f} %)."
         )
 

@@ -14,12 +14,14 @@ from servecast.planning.load import fresh, generated, scaled
 from servecast.planning.slo import Requirement
 
 if TYPE_CHECKING:
-    pass
+    from servecast.setup import Setup
 
 TAIL = 200
 """Requests that should lie beyond a percentile for it to be told apart from noise (20,000 for p99)."""
 FINEST = 0.02
 """How finely the largest traffic is looked for."""
+WEIGHED = 2000
+"""Requests under a changed load, at least."""
 SHIFTS = (0.8, 1.25)
 """Factors on rate and lengths under which it is simulated again."""
 
@@ -70,8 +72,13 @@ def verify(case: Case, candidate: Candidate, replicas: int, seed: int) -> Trial:
 
 def under(case: Case, candidate: Candidate, replicas: int, what: str, factor: float) -> Trial:
     """One run under a changed load."""
-    setup = scaled(setup_of(case.base, candidate, replicas), **{what: factor})
+    setup = scaled(_longer(setup_of(case.base, candidate, replicas)), **{what: factor})
     return trial_of(setup, case.requirements, replicas)
+
+
+def _longer(setup: Setup) -> Setup:
+    """With requests enough to tell whether work piles up, where they are drawn."""
+    return fresh(setup, setup.scenario.seed, WEIGHED) if generated(setup.scenario) else setup
 
 
 def headroom(case: Case, candidate: Candidate, replicas: int) -> tuple[float | None, str]:

@@ -148,9 +148,7 @@ def judged(result: Result, requirements: tuple[Requirement, ...], replicas: int)
     lost = summary["submitted"] - summary["completed"] - summary["cancelled"]
     if summary["saturated"]:
         behind = summary["duration"] / max(float(result.column("arrival_s").max()), 1e-9)
-        return Trial(
-            replicas, values, False, f"work piles up: {summary['saturation_note']}", min(max(behind, 1.2), 3.0)
-        )
+        return Trial(replicas, values, False, str(summary["saturation_note"]), min(max(behind, 1.2), 3.0))
     if lost and all(requirement.metric != "goodput" for requirement in requirements):
         reasons = ", ".join(f"{count} {reason}" for reason, count in summary["rejected_reasons"].items())
         return Trial(replicas, values, False, f"{lost} of {summary['submitted']} requests are not served ({reasons})")

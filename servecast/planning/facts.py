@@ -49,7 +49,7 @@ def facts_of(plan: Plan) -> Facts:
         ),
         draws=len(more.draws) if more else 0,
         draws_met=more.draws_met if more else 0,
-        runner_up=None if plan.runner_up is None else _option(plan, plan.runner_up),
+        runner_up=None if plan.runner_up is None else _with_spare(plan, plan.runner_up),
         closest=None if plan.closest is None else _option(plan, plan.closest),
         options=tuple(options),
         same=plan.searched.same,
@@ -71,6 +71,10 @@ def _traffic(plan: Plan) -> str:
 
 def _option(plan: Plan, outcome: Outcome) -> Option:
     return _shown(plan, outcome, outcome.replicas, 0, outcome.trial)
+
+
+def _with_spare(plan: Plan, outcome: Outcome) -> Option:
+    return _shown(plan, outcome, outcome.replicas, plan.spare, outcome.trial)
 
 
 def _shown(plan: Plan, outcome: Outcome, replicas: int, spare: int, trial: Trial | None) -> Option:
