@@ -14,16 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrate.engine import resolve_engine
+from calibrate.layout import Parallelism
 from calibrate.model_ids import id_of_model
 from calibrate.options import family, flat, nested
 from servecast.errors import ServecastError
 from servecast.parts import is_path
-from servecast.pools import PoolSetup
 from servecast.setup import Setup
+from servecast.split import USUAL
 from servecast.yamlfile import dump_yaml
 
 FILE = "{option}.yaml"
 """Where options go that an engine reads from a file alone."""
+SGLANGS = "deepep_auto"
+"""A way to bring tokens to experts that vLLM has no word for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class _Writer:
         for name, value in self.given.items():
             if value is False and self._off_by_default(name):
                 continue
-            if self.preset.get("spelled", {}).get(name, name) is None:
+            if not self._spelled(name):
                 self.notes.append(f"not in the line: {name} {value}, which this version says in another way")
                 continue
             said[name] = value
@@ -148,7 +151,7 @@ class _Writer:
             file = (FILE.format(option=self.how["file"]), dump_yaml(nested(filed)))
             words += [self._flag(self.how["file"]), file[0]]
         resolved = dict(pool.engine.options) | {
-            name: value for key, value in _sizes(pool).items() if (name := self._name_of(f"cluster.{key}"))
+            name: value for key, value in _spread(pool.layout).items() if (name := self._name_of(f"cluster.{key}"))
         }
         flags = {name: self._flag(self._inside(name) or name) for name in (*resolved, *said)}
         line, notes = " ".join(words), tuple(self.notes)
@@ -164,11 +167,12 @@ class _Writer:
         return str(path.parent if path.name == "config.json" else path)
 
     def _layout(self) -> Iterator[tuple[str, Any]]:
-        """The engine's name and value of every size that is not 1."""
-        for key, value in _sizes(self.pool).items():
-            if value is False or (value == 1 and value is not True):
+        """The engine's name and value of every way to spread the model that is not the default."""
+        for key, value in _spread(self.pool.layout).items():
+            if value == _spread(Parallelism(1))[key]:
                 continue
-            if name := self._name_of(f"cluster.{key}"):
+            name = self._name_of(f"cluster.{key}")
+            if name and self._spelled(name) and value != SGLANGS:
                 yield name, value
             else:
                 said = key if value is True else f"{key} {value}"
@@ -202,6 +206,10 @@ class _Writer:
             return None
         return next(str(key) for key, option in self.how["inside"].items() if option == name)
 
+    def _spelled(self, name: str) -> bool:
+        """Whether this version has an option of that name."""
+        return self.preset.get("spelled", {}).get(name, name) is not None
+
     def _off_by_default(self, name: str) -> bool:
         """Whether the flag is off where nobody sets it."""
         if name not in self.data["options"]:
@@ -216,24 +224,24 @@ class _Writer:
 
     def _left_out(self, own_policy: bool) -> Iterator[str]:
         """What the scenario has and the line has not."""
-        layout, split, title = self.pool.layout, self.setup.scenario.cluster.split, self.data["title"]
-        node = self.pool.gpu.gpus_per_node
+        layout, split, node = self.pool.layout, self.setup.scenario.cluster.split, self.pool.gpu.gpus_per_node
         if own_policy:
             yield "not in the line: engine.scheduler, a policy of your own"
         if layout.redundant_experts:
-            yield f"not in the line: experts.redundant {layout.redundant_experts}, by {title}'s options for EPLB"
-        if layout.all2all_backend != "allgather_reducescatter":
-            yield f"not in the line: experts.all2all {layout.all2all_backend}"
+            yield f"not in the line: experts.redundant {layout.redundant_experts}, by the engine's options for EPLB"
         if self.pool.role != "unified":
-            name = "nixl" if split is None else split.connector
-            yield f"not in the line: how this {self.pool.role} side hands over by {name} (--kv-transfer-config)"
+            name = (split and split.connector) or USUAL[self.pool.engine.engine]
+            flag = self._flag(self.how["side"])
+            yield f"not in the line: how this {self.pool.role} side hands over by {name} ({flag})"
         if layout.gpus > node:
             yield f"not in the line: how its nodes find each other; {layout.gpus} GPUs, {node} a node"
 
 
-def _sizes(pool: PoolSetup) -> dict[str, int | bool]:
-    layout = pool.layout
-    return {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep}
+def _spread(layout: Parallelism) -> dict[str, int | bool | str]:
+    """The keys of `cluster` that options of engines say, and their values."""
+    return {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "dcp", "pcp")} | {
+        "experts.all2all": layout.all2all_backend
+    }
 
 
 def _tree(dotted: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,10 +129,13 @@ def test_what_no_line_says():
     many = {"model": "qwen3-30b-a3b", "cluster": {"gpu": "h100-sxm", "dp": 2, "ep": True}}
     experts = {"experts": {"redundant": 2, "all2all": "deepep_low_latency"}}
     (command,) = commands(set_up(small(**many | {"cluster": many["cluster"] | experts})))
-    assert "--data-parallel-size 2 --enable-expert-parallel" in command.line
-    assert [note.removeprefix("not in the line: ") for note in command.notes] == [
-        "experts.redundant 2, by vLLM's options for EPLB", "experts.all2all deepep_low_latency"
-    ]  # fmt: skip
+    assert "--data-parallel-size 2 --enable-expert-parallel --all2all-backend deepep_low_latency" in command.line
+    assert command.notes == ("not in the line: experts.redundant 2, by the engine's options for EPLB",)
+    (command,) = commands(set_up(small(**many, cluster__experts={"all2all": "deepep_auto"})))
+    assert "all2all" not in command.line
+    assert command.notes == ("not in the line: experts.all2all deepep_auto; how vLLM is told so is not known here",)
+    (command,) = commands(set_up(small(**many | {"cluster": {"gpu": "h100-sxm", "tp": 8, "dcp": 2}})))
+    assert command.line.endswith("--tensor-parallel-size 8 --decode-context-parallel-size 2")
     (command,) = commands(set_up(small(**many, engine="sglang-0.5")))
     assert "not in the line: dp 2; how SGLang is told so is not known here" in command.notes
     (command,) = commands(set_up(small(engine={"preset": "vllm-0.10", "fi_allreduce_fusion_max_size_mb": 2})))
@@ -191,6 +194,9 @@ def test_vllm_has_these_options(preset):
     root = Path(VLLM) / version / "vllm"
     known = set(re.findall(r'"--([a-z0-9-]+)"', (root / "engine/arg_utils.py").read_text()))
     config = "".join(file.read_text() for file in (root / "config").glob("*.py"))
+    for name in data["elsewhere"]:
+        spelled = data["presets"][preset].get("spelled", {}).get(name, name)
+        assert name.endswith("model_name") or name == "model" or not spelled or name.replace("_", "-") in known, name
     for name in data["options"]:
         for value in values(preset, name)[:1]:
             try:
