@@ -110,8 +110,8 @@ CAPTIONS = {
     "panel, to the left in the right one.",
     "lines": "The figures by what was varied; open markers do not keep up with their load. Bars span the seeds, where "
     "there are several.",
-    "heat": "Means over all values of the other axes, from dark (worst) to bright (best). Empty: none that keeps up with "
-    "its load.",
+    "heat": "Means over all values of the other axes, from dark (worst) to bright (best). Empty: none that keeps up "
+    "with its load.",
     "coordinates": "A line a configuration, through its values and its figures; brighter lines give more output per "
     "GPU.",
 }

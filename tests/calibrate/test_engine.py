@@ -68,7 +68,7 @@ def test_unmodelled_and_unknown_options() -> None:
     for option, value in {
         "speculative_config": {},
         "enable_lora": True, "cpu_offload_gb": 10,
-        "max_num_partial_prefills": 2, "pipeline_parallel_size": 2,
+        "max_num_partial_prefills": 2,
         "long_prefill_token_threshold_adaptive": True,
     }.items():  # fmt: skip
         assert f"engine.{option}: {value!r} is not modelled yet" in refusal(**{option: value})
