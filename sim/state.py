@@ -230,7 +230,10 @@ class State:
     def in_flight(self, request: Request) -> bool:
         """Whether the next token of a running request is on its way in another batch than the one that is planned next:
         until it is there it can be in none. See `sim.pipeline`."""
-        return request.cohort is not self.decodes and (request.decoding or request.computed == request.target)
+        cohort = request.cohort
+        if cohort is None or cohort is self.decodes:
+            return False
+        return request.decoding or request.computed == request.target
 
     def preempt(self, batch: Batch, request: Request, planned: bool = False) -> None:
         """Take the KV of a running request and put it back into the queue, in front of all equals, to be recomputed.
