@@ -55,6 +55,7 @@ class Bootstrapped(HandOver):
         whole.replica = part.replica
         whole.first_token_s, whole.finish_s = part.first_token_s, part.finish_s
         whole.first_step, whole.last_step = part.first_step, part.last_step
+        whole.sent_s, whole.queued_s = reading.sent_s, reading.queued_s
         whole.scheduled_s, whole.cached_tokens = reading.scheduled_s, reading.cached_tokens
         whole.preemptions = part.preemptions
         return whole.output_tokens if part.outcome in REJECTED else tokens

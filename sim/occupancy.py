@@ -114,10 +114,15 @@ def _waits(replicas: range, requests: Table, done: Table, transfers: Table) -> F
     def mine(side: str) -> Table:
         return transfers.where((transfers[side] >= replicas.start) & (transfers[side] < replicas.stop))
 
-    alone = done.where(~np.isin(done["id"], transfers["id"]))
-    read = requests.take(np.searchsorted(requests["id"], mine("prefill_replica")["id"]))
-    pulled = mine("decode_replica")
-    waits = [metrics.queue_s(alone), metrics.queue_s(read), pulled["reserved_s"] - pulled["read_s"]]
+    waits = [metrics.queue_s(done.where(~np.isin(done["id"], transfers["id"])))]
+    for side in ("prefill_replica", "decode_replica"):
+        moved = mine(side)
+        rows = requests.take(np.searchsorted(requests["id"], moved["id"]))
+        first = moved["reserved_s"] < moved["read_s"]  # the decode side reserves before the prompt is read
+        if side == "prefill_replica":
+            waits.append(rows["scheduled_s"] - np.where(first, moved["reserved_s"], rows["arrival_s"]))
+        else:
+            waits.append(moved["reserved_s"] - np.where(first, rows["arrival_s"], moved["read_s"]))
     found = np.concatenate(waits)
     return found[~np.isnan(found)]
 
@@ -129,8 +134,8 @@ def pool_summaries(
     """Pool -> its requests, latencies and use, under the keys of the whole run; those of a prefill pool are what it
     read, and their latencies where they were answered.
 
-    `queue_ms`: how long they waited for the pool: for its first step from their arrival, or for blocks of a decode pool
-    once they had been read.
+    `queue_ms`: how long they waited for the pool: for its first step, and for blocks of a decode pool; one of the two
+    from their arrival on, the other once they had the first.
     `busy_fraction`: the share of the time to the end of the last step that replicas spend in steps, and
     `prefill_fraction` in steps that hold prompt tokens; `imbalance`: the busiest replica's time in steps over the mean.
     Where replicas come and go (`presence`) they count while they exist: `replicas` is then their mean number, `gpus`

@@ -48,6 +48,12 @@ class Handed:
     end_s: Floats
 
     @property
+    def reserved_first(self) -> npt.NDArray[np.bool_]:
+        """For whom the decode side had blocks before the prompt was read."""
+        found: npt.NDArray[np.bool_] = self.reserved_s < self.read_s
+        return found
+
+    @property
     def there(self) -> npt.NDArray[np.bool_]:
         """Who was handed over."""
         return self.replica >= 0
@@ -104,9 +110,12 @@ class Spent:
         }
         if there.any():
             late = there & (first > read)
-            times = (handed.read_s, handed.reserved_s, handed.start_s, handed.end_s, first)
+            times = (read, np.fmax(handed.reserved_s, read), handed.start_s, handed.end_s, first)
             for name, since, until in zip(HANDED, times, times[1:], strict=False):
                 parts[name] = np.where(late, until - since, 0.0)
+            before = np.where(handed.reserved_first, np.fmax(handed.reserved_s - rows["queued_s"], 0.0), 0.0)
+            parts["queue"] = parts["queue"] - before
+            parts["decode_queue"] = parts["decode_queue"] + before
         return parts
 
     def tpot(self, rows: Mapping[str, Floats], handed: Handed) -> Parts:
@@ -116,7 +125,8 @@ class Spent:
         whose, since, until = self._gaps_of(rows["id"])
         in_time = since >= first[whose]  # not of a try that was lost
         whose, since, until = whose[in_time], since[in_time], until[in_time]
-        over = handed.there[whose] & (since == handed.read_s[whose])  # the gap after a token of the prefill side
+        early = (first <= handed.end_s) & ~handed.reserved_first  # the prefill side streams the first token
+        over = early[whose] & (since == first[whose])
         begin = first.copy()
         begin[whose[over]] = until[over]
         whose, since, until = whose[~over], since[~over], until[~over]

@@ -49,7 +49,7 @@ class Work:
         self._begins = np.minimum.accumulate(begins[::-1])[::-1]
 
     def until(self, replica: npt.NDArray[np.int64], time_s: Floats) -> Floats:
-        """float64[SUMS, n]: what the replica's steps that ended up to the time come to."""
+        """float64[SUMS, n]: what the replica's steps that began before the time come to."""
         out = np.empty((SUMS, len(time_s)))
         at = np.maximum(np.searchsorted(self._begins, time_s, side="right") - 1, 0)
         for i in np.unique(at):
@@ -62,13 +62,13 @@ class Work:
         of = block["replica"].astype(np.int64)
         order = np.argsort(of, kind="stable")
         begin = np.searchsorted(of[order], np.arange(self._replicas + 1))
-        ends = block["end_s"][order]
+        starts_s = block["start_s"][order]
         row = np.empty(len(time_s), dtype=np.int64)
         asked = np.argsort(replica, kind="stable")
         which, starts = np.unique(replica[asked], return_index=True)
         for number, mine in zip(which, np.split(asked, starts[1:]), strict=True):
             a, b = begin[number], begin[number + 1]
-            row[mine] = a + np.searchsorted(ends[a:b], time_s[mine], side="right")
+            row[mine] = a + np.searchsorted(starts_s[a:b], time_s[mine])
         out = self._before[i][:, replica]
         for sums, s in zip(out, self._sums(block, of), strict=True):
             total = np.concatenate([[0.0], np.cumsum(s[order])])

@@ -395,7 +395,7 @@ def test_failures_are_in_the_result_and_add_up(tmp_path: Path) -> None:
     assert pl.read_parquet(tmp_path / "replicas.parquet").equals(log)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert f"{s['retries']} requests sent anew" in page
-    assert "that take requests, and that exist" in page
+    assert "dotted: all that exist" in page
     assert set(of(QUICK, "workload.num_requests=20").summary()) < set(s)
 
 

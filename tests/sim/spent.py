@@ -51,7 +51,7 @@ class Naive:
         """(seconds of decodes, of prompts where the engine had some, of others', tokens of these) between two times."""
         decodes = prompts = others = tokens = 0.0
         for s in self.steps:
-            if s["replica"] == replica and s["start_s"] >= since and s["end_s"] <= until:
+            if s["replica"] == replica and since <= s["start_s"] < until:
                 decodes += self.decoding_s(s)
                 rest = s["end_s"] - s["start_s"] - self.decoding_s(s)
                 prompts, others = (prompts + rest, others) if s["prefill_tokens"] else (prompts, others + rest)
@@ -74,8 +74,12 @@ class Naive:
             "other_decodes": decodes,
         }
         if move is not None and r["first_token_s"] > read:
-            times = [read, move["reserved_s"], move["start_s"], move["end_s"], r["first_token_s"]]
-            found |= dict(zip(("decode_queue", "link_queue", "transfer", "first_decode"), np.diff(times), strict=True))
+            times = [read, max(move["reserved_s"], read), move["start_s"], move["end_s"], r["first_token_s"]]
+            names = ("decode_queue", "link_queue", "transfer", "first_decode")
+            found |= dict(zip(names, np.diff(times), strict=True))
+            if move["reserved_s"] < read:
+                before = max(move["reserved_s"] - r["queued_s"], 0.0)
+                found |= {"queue": found["queue"] - before, "decode_queue": before}
         return found
 
     def tpot(self, r):
@@ -83,7 +87,7 @@ class Naive:
         samples, begin, left_out = r["samples"], r["first_token_s"], 0.0
         gaps = [g for g in self.gaps if g["id"] % STRIDE == r["id"] and g["since_s"] >= r["first_token_s"]]
         move = self.transfers.get(r["id"])
-        early = move is not None and move["read_s"] == r["first_token_s"]
+        early = move is not None and move["reserved_s"] >= move["read_s"] and r["first_token_s"] <= move["end_s"]
         if early:
             begin = next(g["end_s"] for g in gaps if g["since_s"] == r["first_token_s"])
             gaps = [g for g in gaps if g["since_s"] >= begin]

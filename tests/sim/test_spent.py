@@ -22,12 +22,16 @@ from sim.schedulers.vllm_v0 import VllmV0
 from sim.source import OpenLoop, Requests
 from tests.sim.engine import NO_TIME, LinearCost, simulate
 from tests.sim.spent import check_spent
+from tests.sim.test_handover import Wire, pools, workloads
+from tests.sim.test_handover import run as run_split
 from tests.sim.test_lives import LEAST, histories, simulated
 from tests.sim.test_lockstep import Group
 from tests.sim.test_lockstep import run as run_group
 from tests.sim.test_oracle import scenarios
 from tests.sim.test_pipeline import Stages, shapes
 from tests.sim.test_pipeline import simulate as run_pipeline
+from tests.sim.test_sglang_split import run as run_sglang
+from tests.sim.test_sglang_split import sides as sglang_sides
 
 SHARED = [HealthCheck.function_scoped_fixture]
 
@@ -93,6 +97,34 @@ def test_of_engines_that_step_together(seed, ranks, asynchronous):
     assert check_spent(log, deployed((ranks, "unified"), ranks=ranks)) == n
 
 
+WIRES = st.sampled_from([Wire(), Wire(0.0, 0.003, 0.0), Wire(2.0, 0.03, 0.02)])
+
+
+@given(workloads(), st.integers(1, 2), st.booleans(), st.sampled_from(["decode", "prefill"]), WIRES)
+@settings(max_examples=80, deadline=None)
+def test_of_prompts_that_are_sent_layer_by_layer(rows, replicas, asynchronous, first_token, wire):
+    of = pools(replicas, replicas, 40, asynchronous, 4)
+    cluster, *_ = run_split(rows, of, wire, first_token=first_token, layers=8, pull=False)
+    sides = deployed((replicas, "prefill"), (replicas, "decode"))
+    assert check_spent(cluster.log, sides, aligned=False) == len(rows)
+
+
+def test_a_step_that_waits_until_its_layers_are_sent_by_hand():
+    """See `test_pushed`: read in 2 s, sent 0.75 s after that, for which the step waits, and the last token again."""
+    cluster, *_ = run_split([(0.0, 100, 4)], pools(), layers=4)
+    facts = deployed((1, "prefill"), (1, "decode"))
+    spent = Result(cluster.log, facts, {}, {}, open_loop=True, complete=True).summary()["spent"]
+    expected = {"prefill": 2000.0, "transfer": 750.0, "first_decode": 1010.0}
+    assert parts(spent["ttft_ms"]["mean"]) == pytest.approx(expected)
+
+
+@given(workloads(), st.integers(1, 2), st.booleans(), WIRES)
+@settings(max_examples=80, deadline=None)
+def test_of_prompts_for_which_both_sides_have_blocks(rows, replicas, overlap, wire):
+    cluster, *_ = run_sglang(rows, sglang_sides(replicas, replicas, overlap=overlap), wire)
+    assert check_spent(cluster.log, deployed((replicas, "prefill"), (replicas, "decode"))) == len(rows)
+
+
 @given(scenarios(), shapes, st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_of_a_pipeline(scenario, shares, fills):
@@ -138,6 +170,20 @@ def test_prompts_in_one_step_share_its_time_by_tokens():
     spent = result([(0.0, 100, 1), (0.0, 300, 1)]).summary()["spent"]
     assert parts(spent["ttft_ms"]["mean"]) == pytest.approx({"prefill": 2500.0, "other_prompts": 2500.0})
     assert "tpot_ms" not in spent, "no request has two tokens"
+
+
+@pytest.mark.parametrize("bootstraps", [False, True])
+def test_the_waits_for_two_pools_are_those_of_the_stages(bootstraps):
+    """Which of the two comes first differs."""
+    rows = [(0.4 * i, 50 + i, 10) for i in range(30)]
+    cluster, *_ = run_sglang(rows) if bootstraps else run_split(rows)
+    facts = deployed((1, "prefill"), (1, "decode"))
+    s = Result(cluster.log, facts, {}, {}, open_loop=True, complete=True).summary()
+    waits = [s["pools"][f"pool {i}"]["mean_queue_ms"] for i in range(2)]
+    assert waits == pytest.approx([s["handed_over"][f"mean_{stage}_ms"] for stage in ("queue", "decode_queue")])
+    assert min(waits) >= 0
+    mean = s["spent"]["ttft_ms"]["mean"]
+    assert mean["queue"] + mean["decode_queue"] + mean["front_end"] == pytest.approx(sum(waits))
 
 
 def test_what_was_lost_with_a_replica_and_the_front_end():
