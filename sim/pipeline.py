@@ -9,7 +9,8 @@ Synchronous engines plan a cohort when its batch is back. Asynchronous ones (vLL
 in the queue: they plan it when the batch before that is back, and whoever decodes waits for its last token on the first
 stage. As in `sim.engine` that plan is made later here, with the older knowledge.
 
-Unlike vLLM, nobody is preempted while his next token is in flight; vLLM may do that, and computes him twice then.
+Unlike vLLM, nobody is preempted while his next token is in flight; vLLM may do that, and computes him twice then. And
+while batches are in flight whose requests have all been given up, plans are made as ever; vLLM makes none then.
 """
 
 from __future__ import annotations

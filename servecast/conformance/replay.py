@@ -231,6 +231,9 @@ class Driven(Replica):
         memo: dict[int, object] = {id(request): copy(request) for request in known}
         memo |= {id(shared): shared for shared in (self._clock, self._log, self._cost)} | {id(mine): feed}
         twin = deepcopy(self, memo)
+        for request in known:
+            if request.cohort is state.decodes:
+                memo[id(request)].cohort = twin.state.decodes  # type: ignore[attr-defined]
         feed.next, feed.arrived, feed.ended, feed.replica = mine.next, mine.arrived, mine.ended, twin
         feed.requests = {index: memo[id(request)] for index, request in mine.requests.items()}  # type: ignore[misc]
         return twin

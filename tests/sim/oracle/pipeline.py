@@ -70,7 +70,8 @@ class Pipelined(VllmV1):
         clocks = Clocks(self.stages, self.staggered)
         while True:
             self.arrive(arrivals, front, t)
-            if len(flight) < self.stages.depth + self.staggered and (self.running or self.waiting):
+            busy = any(batch for batch, *_ in flight)  # vLLM skips its turns when all whom a batch holds have given up
+            if len(flight) < self.stages.depth + self.staggered and (self.running or self.waiting or busy):
                 self.number += 1
                 batch = self.plan()
                 chunks = [(n, before) for _, n, before, decode, _, _ in batch if not decode]
