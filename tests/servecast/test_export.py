@@ -21,7 +21,7 @@ from reports.measured import MeasuredRun
 from reports.token_gaps import token_gaps
 from servecast.cli import main
 from servecast.errors import ServecastError
-from servecast.exporting import FORMATS, export, saved
+from servecast.exporting import FORMATS, export, saved, simulated_of
 from servecast.run import Result, simulate
 from servecast.scenario import load_scenario
 from tests.servecast.helpers import QUICKSTART, small
@@ -195,6 +195,12 @@ def test_a_trace_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(event["ph"] == "X" for event in trace["traceEvents"]) <= 30
     assert notes[0].startswith("cut off at ")
     assert "of 40 requests" in notes[1]
+
+
+def test_a_trace_of_sessions_and_of_prefill_apart_nests() -> None:
+    for name, size in (("mix-agent", "num_sessions=8"), ("split-serving", "num_requests=40")):
+        result = simulate(load_scenario(QUICKSTART.with_name(f"{name}.yaml"), [f"workload.{size}"]))
+        nested(json.loads("".join(perfetto.write(simulated_of(result), []))))
 
 
 @pytest.mark.parametrize(
