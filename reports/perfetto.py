@@ -108,6 +108,7 @@ def _events(run: SimulatedRun, steps: pl.DataFrame, requests: pl.DataFrame) -> I
         what = "prefill + decode" if row["prefill_tokens"] and row["decodes"] else what
         args = {name: row[name] for name in ARGS}
         yield _slice(what, row["replica"], 0, row["start_s"], row["end_s"], args)
+    requests = requests.sort("arrival_s", maintain_order=True)
     tracks = _tracks(requests)
     used: set[tuple[int, int]] = set()
     for row, track in zip(requests.iter_rows(named=True), tracks, strict=True):
@@ -121,18 +122,16 @@ def _events(run: SimulatedRun, steps: pl.DataFrame, requests: pl.DataFrame) -> I
 
 
 def _tracks(requests: pl.DataFrame) -> list[int]:
-    """A track for each request, from 1: the first of its replica on which none is running."""
-    tracks = [0] * len(requests)
+    """A track for each request, in order of arrival, from 1: the first of its replica on which none is running."""
+    tracks = []
     free: dict[int | None, list[int]] = {}
     busy: dict[int | None, list[tuple[float, int]]] = {}
-    columns = ("row", "replica", "arrival_s", "over_s")
-    for at, replica, begin, end in requests.with_row_index("row").sort("arrival_s").select(columns).iter_rows():
+    for replica, begin, end in requests.select("replica", "arrival_s", "over_s").iter_rows():
         running, idle = busy.setdefault(replica, []), free.setdefault(replica, [])
         while running and running[0][0] <= begin:
             heappush(idle, heappop(running)[1])
-        track = heappop(idle) if idle else len(running) + 1
-        heappush(running, (end, track))
-        tracks[at] = track
+        tracks.append(heappop(idle) if idle else len(running) + 1)
+        heappush(running, (end, tracks[-1]))
     return tracks
 
 

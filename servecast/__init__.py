@@ -16,7 +16,7 @@ from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
     from servecast.comparing.compare import compare
-    from servecast.export import export
+    from servecast.exporting import export
     from servecast.intervals import Intervals, predict_intervals
     from servecast.planning.plan import plan
     from servecast.run import Result, simulate
@@ -33,7 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "export": "export",
+    "export": "exporting",
     "Intervals": "intervals",
     "compare": "comparing.compare",
     "plan": "planning.plan",

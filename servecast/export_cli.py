@@ -28,7 +28,7 @@ def export(result: Path, format: str, out: Path | None, window: tuple[float, flo
     servecast export runs/quickstart --format vllm
     servecast export runs/quickstart --format perfetto --window 10 20 --out trace.json
     """
-    from servecast.export import export as write
+    from servecast.exporting import export as write
 
     written = write(result, format, out, window)
     for note in written.notes:

@@ -33,7 +33,7 @@ from sim.windows import Tables, Window, WindowCache
 from workloads.content import content_of
 
 if TYPE_CHECKING:
-    from servecast.export import Exported
+    from servecast.exporting import Exported
 
 GATEWAY_BLOCK_TOKENS = 16
 """How finely a gateway that goes by prefixes tells prompts apart: no coarser than engines' KV blocks."""
@@ -65,8 +65,8 @@ class Result(Outcome):
             raise ServecastError(f"{folder}: cannot write the results: {reason}") from None
 
     def export(self, format: str, out: str | Path | None = None, window: tuple[float, float] | None = None) -> Exported:
-        """Write it in the format of another tool: see `servecast.export.export`."""
-        from servecast.export import export
+        """Write it in the format of another tool: see `servecast.exporting.export`."""
+        from servecast.exporting import export
 
         return export(self, format, out, window)
 

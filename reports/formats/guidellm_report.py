@@ -58,6 +58,7 @@ def spread(values: Floats, weights: Floats | None = None, count: int | None = No
     unique, of = np.unique(values, return_inverse=True)
     share = np.bincount(of, weights=weights).astype(np.float64)
     unique, share = unique[share > 0], share[share > 0]
+    total = float(np.dot(unique, share)) if count is None else None  # of tokens a whole number
     count = round(float(share.sum())) if count is None else count
     share /= share.sum()
     mean = float(np.dot(unique, share))
@@ -73,7 +74,7 @@ def spread(values: Floats, weights: Floats | None = None, count: int | None = No
         "min": float(unique[0]),
         "max": float(unique[-1]),
         "count": count,
-        "total_sum": mean * count,
+        "total_sum": mean * count if total is None else total,
         "percentiles": percentiles,
     }
 

@@ -161,8 +161,7 @@ def _write(path: Path, text: Iterable[str]) -> None:
             file.writelines(text)
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise ServecastError(f"{path}: cannot be written: {error.strerror or error}") from None
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    finally:
+        if part.is_file():
+            part.unlink()
