@@ -15,7 +15,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
-SECTIONS = (32, 16, 8)
+SECTIONS = (32, 16, 8, 5)
 """Into how many sections one run is cut: as many as are independent of each other."""
 SECTION_LEAST = 25
 """Values that a section needs."""
@@ -44,17 +44,20 @@ def t_interval(values: Floats, level: float = LEVEL) -> Interval:
     return Interval(mean, _t(len(values), level) * float(np.std(values, ddof=1)) / math.sqrt(len(values)))
 
 
-def section_interval(whole: float, sections: Mapping[int, Floats], level: float = LEVEL) -> Interval:
+def section_interval(
+    whole: float, sections: Mapping[int, Floats], *, tail: bool = False, level: float = LEVEL
+) -> Interval:
     """A figure of one correlated run, `whole`, from the same figure of its consecutive `sections`: by their number,
     float64[number].
 
     Sectioning (Asmussen and Glynn 2007, III.5): batch means, but about the figure of the whole run, so that it holds
     for percentiles too, whose mean over short sections is biased. Of the numbers of sections the largest is taken whose
     lag-1 autocorrelation is within one standard error (1 / sqrt(number)) of 0; where none is, the smallest number,
-    widened by what a first-order autoregression of that correlation hides: sqrt((1 + r) / (1 - r)). Without sections
-    there is no width.
+    widened by what a first-order autoregression of that correlation hides: sqrt((1 + r) / (1 - r)). Of percentiles in
+    the `tail`, which few and long excursions make, the smallest number is taken at once. Without sections there is no
+    width.
     """
-    for number in sorted(sections, reverse=True):
+    for number in [min(sections)] if tail and sections else sorted(sections, reverse=True):
         values, widened = sections[number], 1.0
         r = lag_1(values)
         if r > 1 / math.sqrt(number):

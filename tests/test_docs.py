@@ -48,7 +48,7 @@ def checkout(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", commands())
 def test_documented_commands(command):
     words = shlex.split(command)[1:]
-    if words[0] == "run":
+    if words[0] in ("run", "compare"):
         unit = "sessions" if "num_sessions" in (REPO / words[1]).read_text(encoding="utf-8") else "requests"
         words += ["--set", f"workload.num_{unit}=40"]
     result = CliRunner().invoke(main, words)

@@ -51,11 +51,8 @@ def compare_html(c: Compared) -> str:
             "<h2>Every figure</h2>",
             f"<p>{escape(_legend(c))}</p>",
             _lines(c, c.lines),
-            "<h2>Why they differ</h2>",
             *_why(c),
-            _figure("spent"),
-            _figure("distributions"),
-            _figure("time"),
+            *(figure(name, caption) for name, (_, caption) in FIGURES.items()),
             *_steady(c),
             "<h2>How it was judged</h2>",
             "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in words.method(c)) + "</ul>",
@@ -65,10 +62,6 @@ def compare_html(c: Compared) -> str:
         ]
     )
     return page(f"Compare: {c.title}", body, {name: make(c) for name, (make, _) in FIGURES.items()}, STYLE)
-
-
-def _figure(name: str) -> str:
-    return figure(name, FIGURES[name][1])
 
 
 def _ran(c: Compared) -> str:
@@ -131,6 +124,9 @@ def _cells(c: Compared, line: Line) -> Iterator[str]:
 
 
 def _why(c: Compared) -> Iterator[str]:
+    if all(r.same for r in c.ran):
+        return
+    yield "<h2>Why they differ</h2>"
     for i, r in enumerate(c.ran[1:], 1):
         if said := words.why(c, i):
             yield f"<h3>{escape(f'{c.first.label} -> {r.label}')}</h3>"

@@ -39,15 +39,13 @@ def print_compared(c: Compared, console: Console) -> None:
 
 
 def _two(c: Compared) -> Table:
-    table = _table("", *(r.label for r in c.ran), "difference", "under the model's error" * bool(c.draws), "")
+    table = _table("", *(r.label for r in c.ran), "difference", *["under the model's error"] * bool(c.draws), "")
     for line in c.lines:
         found = line.differences[1]
         assert found is not None
-        table.add_row(
-            words.heading(line), *words.values(line), words.difference(line, 1),
-            words.under_error(line, found) if c.draws else "",
-            Text(words.VERDICTS[found.word], style=STYLES.get(found.word, "")),
-        )  # fmt: skip
+        cells = [*words.values(line), words.difference(line, 1), *[words.under_error(line, found)] * bool(c.draws)]
+        verdict = Text(words.VERDICTS[found.word], style=STYLES.get(found.word, ""))
+        table.add_row(words.heading(line), *cells, verdict)
     return table
 
 

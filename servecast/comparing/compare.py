@@ -100,7 +100,9 @@ def compare(
 
 def _first_seed(asked: list[Candidate]) -> int:
     seed = asked[0].base.file({}).data.get("seed", 0)
-    return seed if isinstance(seed, int) else 0  # what is wrong with it is said when the scenario is set up
+    if not isinstance(seed, int):
+        asked[0].base.scenario(asked[0].point)  # says what is wrong with it
+    return int(seed)
 
 
 def _set_up(asked: list[Candidate], seed: int) -> tuple[dict[int, Setup], list[tuple[str, str]]]:

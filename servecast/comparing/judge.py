@@ -63,7 +63,7 @@ def _line(
         a, b = values[i], values[j]
         if a is None or b is None:
             return Difference("undefined")
-        interval = _interval(_less(b, a), {
+        interval = _interval(metric, _less(b, a), {
             number: _less(theirs, mine)
             for number in cut.get(i, {})
             if (mine := cut[i][number]) is not None and (theirs := cut[j].get(number)) is not None
@@ -89,15 +89,17 @@ def _line(
     )
     return Line(
         metric,
-        tuple(None if (v := values[i]) is None else _interval(v, _there(cut.get(i, {}))) for i in order),
+        tuple(None if (v := values[i]) is None else _interval(metric, v, _there(cut.get(i, {}))) for i in order),
         (None, *(difference(order[0], j) for j in order[1:])),
         best,
     )
 
 
-def _interval(values: Floats, sections: Mapping[int, Floats]) -> Interval:
+def _interval(metric: Metric, values: Floats, sections: Mapping[int, Floats]) -> Interval:
     """Over seeds; of one run, over its sections."""
-    return t_interval(values) if len(values) > 1 else section_interval(float(values[0]), sections)
+    if len(values) > 1:
+        return t_interval(values)
+    return section_interval(float(values[0]), sections, tail=metric.key.startswith("p99"))
 
 
 def _there(sections: Mapping[int, Floats | None]) -> dict[int, Floats]:
