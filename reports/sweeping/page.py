@@ -19,6 +19,8 @@ from reports.sweeping.points import INTERACTIVITY, THROUGHPUT, TTFT, Swept
 from reports.words import DEFINITIONS
 
 FRONT_ROWS = 20
+HOVER = 4
+"""Figures that a marker shows."""
 ERRORS = 20
 STYLE = """.wide { overflow-x: auto; } .wide th { white-space: nowrap; } footer, code { overflow-wrap: anywhere; }
 .filters { display: flex; flex-wrap: wrap; gap: 10px 16px; align-items: end; margin: 12px 0; }
@@ -110,8 +112,8 @@ CAPTIONS = {
     "panel, to the left in the right one.",
     "lines": "The figures by what was varied; open markers do not keep up with their load. Bars span the seeds, where "
     "there are several.",
-    "heat": "Means over all values of the other axes, from dark (worst) to bright (best). Empty: none that keeps up with "
-    "its load.",
+    "heat": "Means over all values of the other axes, from dark (worst) to bright (best). Empty: none that keeps up "
+    "with its load.",
     "coordinates": "A line a configuration, through its values and its figures; brighter lines give more output per "
     "GPU.",
 }
@@ -195,6 +197,7 @@ def _data(swept: Swept) -> dict[str, Any]:
         ],
         "front": sorted(swept.fronts),
         "sort": at,
+        "hover": len(keys) + HOVER,
     }
 
 
