@@ -4,6 +4,7 @@ and what is not modelled."""
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -24,6 +25,13 @@ NOT_MODELLED = (
 """What a result of this version leaves out, whatever the scenario; an engine adds its own notes."""
 
 
+@cache
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that numbers may depend on."""
+    names = ("servecast", "numpy", "simpy", "polars")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
+
+
 def manifest(setup: Setup) -> dict[str, Any]:
     """The facts; `pools` has a pool's own, in the order of the scenario."""
     requests = setup.requests
@@ -35,8 +43,8 @@ def manifest(setup: Setup) -> dict[str, Any]:
     )
     return {
         "name": setup.scenario.name,
-        "servecast": version("servecast"),
-        "versions": {"python": platform.python_version()} | {p: version(p) for p in ("numpy", "simpy", "polars")},
+        "servecast": versions()["servecast"],
+        "versions": {name: found for name, found in versions().items() if name != "servecast"},
         "pools": pools,
         "seed": setup.scenario.seed,
         "scenario": setup.resolved(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -146,6 +147,27 @@ class Costs(NamedTuple):
 
 def costs(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices) -> Costs:
     """Raises `ServecastError` as `compile_cost` does."""
+    return _costs(model, layout, _Engine(engine, prices))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Engine:
+    """An engine and its prices as the key of a cache: equal to others of the same prices where the engine is."""
+
+    engine: EngineSpec
+    prices: Prices
+
+    def __hash__(self) -> int:
+        return id(self.prices)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Engine) and self.prices is other.prices and self.engine == other.engine
+
+
+@lru_cache(maxsize=8)
+def _costs(model: ModelSpec, layout: Parallelism, key: _Engine) -> Costs:
+    """A sweep asks for the same ones again and again."""
+    engine, prices = key.engine, key.prices
     if layout.pp > 1:
         pipeline = pipeline_cost(model, layout, engine, prices)
         return Costs(pipeline.stages[0].cost, pipeline=pipeline)

@@ -23,16 +23,17 @@ from workloads.sessions import SESSIONS
 
 REPO = Path(__file__).parents[1]
 README = (REPO / "README.md").read_text(encoding="utf-8")
+SWEEPS = (REPO / "docs" / "sweeps.md").read_text(encoding="utf-8")
 SCENARIOS = sorted((REPO / "scenarios").glob("*.yaml"))
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.M | re.S)
+def blocks(language, text=README):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.M | re.S)
 
 
 def commands():
-    """Every `servecast ...` line of the README's shell blocks and of the scenarios' comments."""
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    """Every `servecast ...` line of the shell blocks of the README and docs/sweeps.md and of scenarios' comments."""
+    lines = [line for text in (README, SWEEPS) for block in blocks("sh", text) for line in block.splitlines()]
     for path in SCENARIOS:
         lines += [line.removeprefix("#").strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return sorted({shlex.join(shlex.split(line, comments=True)) for line in lines if line.startswith("servecast ")})
@@ -48,7 +49,10 @@ def checkout(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", commands())
 def test_documented_commands(command):
     words = shlex.split(command)[1:]
-    if words[0] in ("run", "compare"):
+    if words[0] == "plan":  # a small one: few configurations, and a percentile that needs few requests
+        words = [word.replace("p99", "p80").replace("p95", "p80") for word in words]
+        words += ["--gpus", "h100-sxm,l40s", "--tp", "1", "--vary", "engine.max_num_seqs=256", "--draws", "0"]
+    if words[0] in ("run", "compare", "sweep", "plan"):
         unit = "sessions" if "num_sessions" in (REPO / words[1]).read_text(encoding="utf-8") else "requests"
         words += ["--set", f"workload.num_{unit}=40"]
     result = CliRunner().invoke(main, words)
@@ -65,10 +69,11 @@ def test_the_readme_shows_what_the_quickstart_prints():
     assert [line.rstrip() for line in result.output.splitlines()] == shown.splitlines()
 
 
-def test_the_python_snippet(tmp_path):
-    (snippet,) = blocks("python")
+@pytest.mark.parametrize(("text", "folder"), [(README, "from-python"), (SWEEPS, "seqs")])
+def test_the_python_snippet(text, folder, tmp_path):
+    (snippet,) = blocks("python", text)
     exec(snippet, {})
-    assert (tmp_path / "runs" / "from-python" / "report.html").exists()
+    assert (tmp_path / "runs" / folder / "report.html").exists()
 
 
 def test_the_scenario_in_the_readme(tmp_path):

@@ -280,7 +280,8 @@ def _noise(c: Compared) -> str:
     if c.one_course:
         return (
             f"Noise: {c.one_course}, of {c.requests:,} requests. It is cut into 32, 16, 8 or 5 sections, as many as "
-            "are independent of each other (correlation of neighbours within one standard error of 0; p99: 5), of at least "
+            "are independent of each other (correlation of neighbours within one standard error of 0; p99: 5), of at "
+            "least "
             "25 requests; ± is the 95 % interval (Student's t) of the difference over the same sections of both runs, "
             "about the figure of the whole run; for p99 under heavy load it is too narrow. It says nothing of other "
             "traffic. Peaks have none."

@@ -1,12 +1,12 @@
 """Figures of a sweep: one function a figure, from a Swept to a plotly Figure whose size is bounded.
 
-Each trace says in `meta` which points it shows, so that the page can dim those that a filter takes out. What comes from
-a user, values and keys, is escaped here: plotly reads tags in texts.
+Each trace says in `meta` which points it shows, so that the page can say what they are (`table.js` has all values) and
+dim those that a filter takes out. What comes from a user, values and keys, is escaped: plotly reads tags in texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from html import escape
 from itertools import combinations
 from typing import Any
@@ -21,7 +21,7 @@ from reports.sweeping import words
 from reports.sweeping.levels import Levels, levels
 from reports.sweeping.points import FRONTS, INTERACTIVITY, THROUGHPUT, TTFT, Column, Shown, Swept
 
-POINTS = 4000
+POINTS = 3000
 """Points that the page has; of more, those on a front and every k-th of the others."""
 LINES = 1000
 """Lines of parallel coordinates, likewise."""
@@ -75,7 +75,6 @@ def fronts(swept: Swept) -> go.Figure:
             on = rows["point"].is_in(front["point"].to_list()).to_list()
             figure.add_scatter(
                 x=rows[against].to_list(), y=rows[THROUGHPUT].to_list(), mode="markers", name=escape(name),
-                text=[_hover(swept, row) for row in rows.iter_rows(named=True)],
                 hovertemplate="%{text}<extra></extra>", legendgroup=str(group), showlegend=not i,
                 marker={
                     "color": colour, "size": [10 if o else 7 for o in on],
@@ -109,17 +108,6 @@ def _groups(swept: Swept) -> list[tuple[str, str, str, Callable[[pl.DataFrame], 
     return [(f"{name} {words.value(value)}", look.SEVERAL[i], SYMBOLS[i], of(value)) for i, value in enumerate(ordered)]
 
 
-def _hover(swept: Swept, row: Mapping[str, Any]) -> str:
-    lines = [f"{escape(words.short(a.key, [x.key for x in swept.axes]))} <b>{escape(words.value(row[a.key]))}</b>"
-             for a in swept.axes]  # fmt: skip
-    lines += [f"{name}{words.of(row, key)}" for key, name in
-              ((THROUGHPUT, ""), (INTERACTIVITY, ""), (TTFT, "TTFT "), ("p99_ttft_ms", "TTFT p99 "))
-              if row.get(key) is not None]  # fmt: skip
-    if not row["steady"]:
-        lines.append("saturated" if row["saturated"] else "too short to tell whether it keeps up")
-    return "<br>".join(lines)
-
-
 def lines(swept: Swept) -> go.Figure:
     """The three figures by the values of the only axis."""
     (axis,) = swept.axes
@@ -136,7 +124,7 @@ def lines(swept: Swept) -> go.Figure:
             x=rows["place"].to_list(), y=rows[column.key].to_list(),
             mode="lines+markers" if axis.values is None else "markers", line={"color": look.BLUE},
             marker={"size": 8, "symbol": ["circle" if s else "circle-open" for s in steady], "color": look.BLUE},
-            text=[_hover(swept, row) for row in rows.iter_rows(named=True)], hovertemplate="%{text}<extra></extra>",
+            hovertemplate="%{text}<extra></extra>",
             meta={"points": rows["point"].to_list()}, xaxis=f"x{n}", yaxis=f"y{n}",
             unselected={"marker": {"opacity": 0.06}},
         )  # fmt: skip
@@ -185,8 +173,7 @@ def heat(swept: Swept, pair: tuple[Shown, Shown]) -> go.Figure:
     figure = look.panels([_map_title(c, []) for c in shown], columns=len(shown), legend=False)
     points = swept.points.filter(swept.points["steady"])
     where = points.with_columns(
-        column=pl.Series(first.cells(points[pair[0].key]), dtype=pl.Int64),
-        row=pl.Series(second.cells(points[pair[1].key]), dtype=pl.Int64),
+        column=pl.Series(first.cells(points[pair[0].key])), row=pl.Series(second.cells(points[pair[1].key]))
     )
     width, height = len(first.names), len(second.names)
     for i, column in enumerate(shown):
@@ -255,6 +242,7 @@ def coordinates(swept: Swept) -> go.Figure:
         name = escape(words.short(scale.key, keys)) if i < len(keys) else scale.name
         figure.add_annotation(
             text=f"<b>{name}</b>", x=i, yanchor="bottom", showarrow=False, font={"size": 12},
+            xanchor="left" if not i else "right" if i == len(scales) - 1 else "center",
             y=1.04 + 0.15 * (i % 2),  # so that long names have room on a phone
         )  # fmt: skip
         figure.add_shape(type="line", x0=i, x1=i, y0=0, y1=1, line={"color": look.GREY, "width": 1})

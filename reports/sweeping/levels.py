@@ -38,26 +38,26 @@ class Levels:
     def _numbers(self) -> bool:
         return bool(self.values) and not isinstance(self.values[0], str)
 
-    def cells(self, column: pl.Series) -> list[int | None]:
-        """The cell of each value."""
+    def cells(self, column: pl.Series) -> npt.NDArray[np.int64]:
+        """int64[n]: the cell of each value of an axis."""
         if self.edges is not None:
-            inner = np.array(self.edges[1:-1])
-            return [None if v is None else int(np.searchsorted(inner, v, side="right")) for v in column]
-        index = {value: i for i, value in enumerate(self.values)}
-        return [index.get(value if self._numbers else words_of(value)) for value in column.to_list()]
-
-    def places(self, column: pl.Series) -> list[float | None]:
-        """Where each value lies on a scale in a figure: numbers as they are, names counted."""
-        if self._numbers and not self.log:
-            return [None if v is None else float(v) for v in column]
+            return np.searchsorted(np.array(self.edges[1:-1]), column.to_numpy(), side="right")
         if self._numbers:
-            return [None if v is None else math.log10(v) for v in column]
-        return [None if i is None else float(i) for i in self.cells(column)]
+            return np.searchsorted(np.array(self.values), column.to_numpy())
+        return texts(column).replace_strict(self.values, range(len(self.values)), return_dtype=pl.Int64).to_numpy()
+
+    def places(self, column: pl.Series) -> Floats:
+        """float64[n]: where each value lies on a scale in a figure, NaN where there is none: numbers as they are, names
+        counted."""
+        if not self._numbers:
+            return self.cells(column).astype(np.float64)
+        numbers = column.cast(pl.Float64).fill_null(math.nan).to_numpy()
+        return np.log10(numbers) if self.log else numbers
 
     def shares(self, column: pl.Series) -> Floats:
-        """The same, from 0 (the least) to 1 (the most); NaN where there is no value."""
-        at = np.array([np.nan if p is None else p for p in self.places(column)], dtype=np.float64)
+        """The same, from 0 (the least) to 1 (the most)."""
         low, high = self._ends()
+        at = self.places(column)
         return np.full_like(at, 0.5) if high == low else (at - low) / (high - low)
 
     def _ends(self) -> tuple[float, float]:
@@ -69,26 +69,26 @@ class Levels:
     def ticks(self, *, shares: bool = False) -> tuple[list[float], list[str]]:
         """(places, or shares, and texts) of a few ticks."""
         if not self._numbers:
-            at, texts = [float(i) for i in range(len(self.values))], [words.value(v) for v in self.values]
+            at, said = [float(i) for i in range(len(self.values))], [words.value(v) for v in self.values]
         elif len(self.values) <= TICKS:
-            texts = [words.value(v) for v in self.values]
+            said = [words.value(v) for v in self.values]
             at = [math.log10(float(v)) if self.log else float(v) for v in self.values]
         else:
             low, high = self._ends()
             at = np.linspace(low, high, 5).tolist()
-            texts = [look.tick_text(float(f"{10**a if self.log else a:.3g}")) for a in at]
+            said = [look.tick_text(float(f"{10**a if self.log else a:.3g}")) for a in at]
         low, high = self._ends()
-        return ([0.5 if high == low else (a - low) / (high - low) for a in at] if shares else at), texts
+        return ([0.5 if high == low else (a - low) / (high - low) for a in at] if shares else at), said
 
 
 def levels(axis: Shown, points: pl.DataFrame, name: str = "") -> Levels:
     """The levels of an axis, or of a figure, among the points."""
     column = points[axis.key]
     if not column.dtype.is_numeric():
-        found = {words_of(value): None for value in column.to_list()}
+        found = dict.fromkeys(texts(column).unique(maintain_order=True))
         values = tuple(v for v in axis.values or found if v in found)
         return Levels(axis.key, name, tuple(words.value(v) for v in values), tuple(values))
-    numbers = sorted(float(v) for v in column.drop_nulls().unique())
+    numbers = column.drop_nulls().cast(pl.Float64).unique().sort().to_list()
     log = bool(numbers) and numbers[0] > 0 and numbers[-1] / numbers[0] >= look.SPREAD
     if len(numbers) <= MANY:
         return Levels(axis.key, name, tuple(words.value(_plain(v)) for v in numbers), tuple(numbers), log)
@@ -98,9 +98,9 @@ def levels(axis: Shown, points: pl.DataFrame, name: str = "") -> Levels:
     return Levels(axis.key, name, names, tuple(numbers), log, tuple(edges.tolist()))
 
 
-def words_of(value: object) -> str:
-    """A value that is no number as its column of texts would have it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def texts(column: pl.Series) -> pl.Series:
+    """Values that are no numbers as texts: `true` of a bool."""
+    return column.cast(pl.String)
 
 
 def _plain(number: float) -> float | int:

@@ -19,6 +19,8 @@ from reports.sweeping.points import INTERACTIVITY, THROUGHPUT, TTFT, Swept
 from reports.words import DEFINITIONS
 
 FRONT_ROWS = 20
+HOVER = 4
+"""Figures that a marker shows."""
 ERRORS = 20
 STYLE = """.wide { overflow-x: auto; } .wide th { white-space: nowrap; } footer, code { overflow-wrap: anywhere; }
 .filters { display: flex; flex-wrap: wrap; gap: 10px 16px; align-items: end; margin: 12px 0; }
@@ -195,6 +197,7 @@ def _data(swept: Swept) -> dict[str, Any]:
         ],
         "front": sorted(swept.fronts),
         "sort": at,
+        "hover": len(keys) + HOVER,
     }
 
 

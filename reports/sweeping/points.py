@@ -17,6 +17,7 @@ import polars as pl
 THROUGHPUT, INTERACTIVITY, TTFT = "output_throughput_per_gpu", "interactivity", "p50_ttft_ms"
 FRONTS = {INTERACTIVITY: True, TTFT: False}
 """What throughput per GPU is traded against, and whether more of it is better."""
+FLAGS = ("saturated", "undecided")
 MEETS = 0.99
 """The share of requests within the SLO from which a configuration is said to meet it."""
 
@@ -50,8 +51,8 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An axis: `key` is its column, `values` its texts in the order in which they were given, None where they are
-    numbers."""
+    """`key` is the axis's column, `values` its texts, each once, in the order in which they were given; None where they
+    are numbers."""
 
     key: str
     values: tuple[str, ...] | None
@@ -84,16 +85,15 @@ class Swept:
         keys = [axis.key for axis in self.axes if axis.key != "seed"]
         figures = [c.key for c in COLUMNS if c.key in done.columns and done[c.key].dtype.is_numeric()]
         ends = [key for key in (THROUGHPUT, *FRONTS) if key in figures]
-        saturated, undecided = (
-            pl.col(key).cast(pl.Boolean).any(ignore_nulls=True) for key in ("saturated", "undecided")
-        )
+        flags = ((pl.col(key) if key in done.columns else pl.lit(None)).cast(pl.Boolean) for key in FLAGS)
+        saturated, undecided = (flag.any(ignore_nulls=True).alias(key) for key, flag in zip(FLAGS, flags, strict=True))
         return done.group_by("point", maintain_order=True).agg(
             *(pl.col(key).first() for key in keys),
             *([pl.col("seed").first()] if len(keys) < len(self.axes) else []),
             pl.len().alias("runs"),
             saturated,
             undecided,
-            (~saturated & ~undecided).alias("steady"),
+            (~(saturated | undecided)).alias("steady"),
             *(pl.col(key).mean() for key in figures),
             *(pl.col(key).min().alias(f"{key}_low") for key in ends),
             *(pl.col(key).max().alias(f"{key}_high") for key in ends),

@@ -108,6 +108,19 @@ function table(kept) {
   more.onclick = () => { state.shown += PAGE; table(kept); };
 }
 
+// What a marker says: values first, then the first figures. Plotly reads tags.
+const plain = (text) => String(text).replace(/[&<>]/g, (c) => ({"&": "&amp;", "<": "&lt;", ">": "&gt;"})[c]);
+const row = new Map(TABLE.points.map((point, i) => [point, i]));
+function hover(point) {
+  const i = row.get(point);
+  const shown = TABLE.columns.flatMap((column, at) => column.kind === "axis" || at < TABLE.hover ? [at] : []);
+  return [...shown.map((at) => `${plain(TABLE.columns[at].name)} <b>${plain(show(TABLE.rows[i][at], at))}</b>`),
+    ...(TABLE.states[i] ? [TABLE.states[i]] : [])].join("<br>");
+}
+Object.values(FIGURES).forEach((figure) => figure.data.forEach((trace) => {
+  if (trace.meta?.points) trace.text = trace.meta.points.map(hover);
+}));
+
 // Markers and lines of other points fade; null: none do.
 const whole = Object.fromEntries(Object.entries(FIGURES).map(([id, f]) => [id, f.data.map(({x, y}) => ({x, y}))]));
 function dim(points) {

@@ -50,7 +50,7 @@ def _print_front(swept: Swept, against: str, title: str, console: Console) -> No
         if i < len(swept.axes):
             table.add_column(Text(name), overflow="fold")
         else:
-            table.add_column(Text(name), justify="right", min_width=max(map(len, name.split(" "))))
+            table.add_column(Text(name.replace(" ", "\n", 1)), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
     left = f" ({more:,} more between them)" if more else ""

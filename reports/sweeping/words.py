@@ -87,12 +87,14 @@ def answer(swept: Swept) -> tuple[str, str, bool]:
     """(the answer, what more there is to say of it, whether there is one)."""
     best = swept.best(THROUGHPUT, True)
     if best is None or not best[THROUGHPUT]:
-        saturated, undecided = (int(swept.points[key].sum()) for key in ("saturated", "undecided"))
-        why = f"{saturated:,} are saturated" if saturated else "None of them finished a request"
-        why += f", {undecided:,} too short to tell" if undecided else ""
+        flags = {"saturated": "saturated", "undecided": "too short to tell"}
+        counts = {said: int(swept.points[key].sum()) for key, said in flags.items()}
+        why = ", ".join(f"{count:,} {said}" for said, count in counts.items() if count)
         return (
-            f"None of the {points(swept.points.height)} keeps up with its load",
-            f"{why}, so there is no front. Vary the load too, or take more GPUs.",
+            f"No configuration of {swept.points.height:,} keeps up with its load",
+            f"{why}: there is no front. Vary the load too, or take more GPUs."
+            if why
+            else "No request got its answer, so there is no front.",
             False,
         )
     said = f"Most output per GPU: {settings(swept, best)}"
@@ -105,7 +107,7 @@ def answer(swept: Swept) -> tuple[str, str, bool]:
         return said, more, True
     slo = swept.best(THROUGHPUT, True, meeting)
     if slo is None:
-        return said, f"{more} None meets the SLO for {MEETS:.0%} of the requests.", True
+        return said, f"{more} No configuration meets the SLO for {MEETS:.0%} of the requests.", True
     if slo["point"] == best["point"]:
         return said, f"{more} It meets the SLO for {100 * float(best['slo_attainment']):.1f} % of the requests.", True
     also = f"With the SLO met for {MEETS:.0%} of the requests: {settings(swept, slo)}, {of(slo, THROUGHPUT)}."

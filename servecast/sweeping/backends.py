@@ -6,8 +6,11 @@ given up, with a row that says so.
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,6 +18,8 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
+from queue import Empty, Queue
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +35,8 @@ ANSWER_S = 10.0
 """How long a cluster may take to answer."""
 WORKERS_S = 60.0
 """How long a cluster may take until it has a worker."""
+LOST_S = 300.0
+"""How long a cluster may be without a worker while it has work."""
 AHEAD = 4
 """Runs that a cluster is given ahead, for each of its cores."""
 KILLED = f"its worker ended {TRIES} times while it ran: killed, or out of memory?"
@@ -89,62 +96,112 @@ def dask(base: Base, tasks: Sequence[Task], workers: int | None, address: str | 
     distributed = _library("distributed", "dask")
     _reachable(address, "tcp://10.0.0.1:8786")
     with _dask_client(distributed, workers, address) as client:
-        waiting, running = iter(tasks), distributed.as_completed()
-        task_of: dict[Any, Task] = {}
+        ahead = AHEAD * max(1, sum(client.nthreads().values()))
+        suspects = []
+        for task, row in _on_dask(distributed, client, base, tasks, ahead, address):
+            if row is None:
+                suspects.append(task)
+            else:
+                yield row
+        # Whatever waited for a worker that ended is under suspicion. Alone, each shows whether it was the cause.
+        for task, row in _on_dask(distributed, client, base, suspects, 1, address):
+            yield row or lost(task, KILLED)
 
-        def submit(count: int) -> None:
-            for task in islice(waiting, count):
-                future = client.submit(run, base, task, key=f"servecast-{task.id}", pure=False)
-                task_of[future.key] = task
-                running.add(future)
 
-        submit(AHEAD * max(1, sum(client.nthreads().values())))
-        for future in running:
-            task = task_of.pop(future.key)
+def _on_dask(
+    distributed: Any, client: Any, base: Base, tasks: Sequence[Task], ahead: int, address: str | None
+) -> Iterator[tuple[Task, Row | None]]:
+    """Each run and its row; None where workers ended with it again and again."""
+    waiting, running, ended = iter(tasks), dict[str, tuple[Any, Task]](), Queue[Any]()
+    alone_since: float | None = None
+
+    def submit(count: int) -> None:
+        for task in islice(waiting, count):
+            future = client.submit(run, base, task, key=f"servecast-{task.id}-{ahead}", pure=False)
+            running[future.key] = future, task
+            future.add_done_callback(ended.put)
+
+    submit(ahead)
+    while running:
+        row: Row | None = None
+        try:
             try:
-                row = future.result()
-            except distributed.KilledWorker:
-                row = lost(task, KILLED)
-            except (distributed.CancelledError, OSError):
-                raise _gone(address) from None
-            except Exception as error:  # what a row cannot say, as when it does not come back whole
-                row = lost(task, f"{type(error).__name__}: {error}"[:500])
-            yield row
-            submit(1)
+                future = ended.get(timeout=ANSWER_S)
+            except Empty:
+                alone_since = None if client.nthreads() else alone_since or time.monotonic()
+                if alone_since is not None and time.monotonic() - alone_since > LOST_S:
+                    raise _gone(address) from None
+                continue
+            row = future.result(timeout=ANSWER_S)
+        except distributed.KilledWorker:
+            pass
+        except TimeoutError:  # its worker has ended since, and it is done again
+            future.add_done_callback(ended.put)
+            continue
+        except (distributed.CancelledError, OSError):
+            raise _gone(address) from None
+        except ServecastError:
+            raise
+        except Exception as error:  # what a row cannot say, as when it does not come back whole
+            row = lost(running[future.key][1], f"{type(error).__name__}: {error}"[:500])
+        yield running.pop(future.key)[1], row
+        submit(1)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes and threads that begin here never hear of ctrl-C: which runs end is for this process to say."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
 def _dask_client(distributed: Any, workers: int | None, address: str | None) -> Iterator[Any]:
-    import logging
-
-    cluster = None
-    try:
+    if address is not None:
+        with _connected(distributed, address, address) as client:
+            yield client
+        return
+    rules = {
+        "distributed.deploy.lost-worker-timeout": f"{LOST_S} s",  # workers that end are started again
+        "distributed.scheduler.allowed-failures": TRIES - 1,
+    }
+    with import_module("dask").config.set(rules):
         try:
-            if address is None:
+            with _uninterrupted():
                 cluster = distributed.LocalCluster(
                     n_workers=workers or cores(), threads_per_worker=1, dashboard_address=None,
                     silence_logs=logging.CRITICAL,
                 )  # fmt: skip
-
-            client = distributed.Client(cluster or address, timeout=ANSWER_S)
         except (OSError, RuntimeError) as error:
-            raise _no_answer(address, error) from None
-        with client:
-            try:
-                client.wait_for_workers(1, timeout=WORKERS_S)
-            except TimeoutError:
-                raise ServecastError(
-                    f"--address {address}: the cluster has had no worker for {WORKERS_S:g} s"
-                ) from None
-            try:
-                found = client.run(about_worker)
-            except Exception as error:
-                raise _cannot_run(error) from None
-            _same_version(found)
+            raise _no_answer(None, error) from None
+        with cluster, _connected(distributed, cluster, None) as client:
             yield client
-    finally:
-        if cluster is not None:
-            cluster.close()
+
+
+@contextmanager
+def _connected(distributed: Any, cluster: Any, address: str | None) -> Iterator[Any]:
+    """A client of a cluster that can run our runs. Raises ServecastError where it cannot."""
+    try:
+        client = _within(2 * ANSWER_S, lambda: distributed.Client(cluster, timeout=ANSWER_S))
+    except Exception as error:  # another service's answer is read as anything
+        raise _no_answer(address, error) from None
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=WORKERS_S)
+        except TimeoutError:
+            raise ServecastError(f"--address {address}: the cluster has had no worker for {WORKERS_S:g} s") from None
+        try:
+            found = client.run(about_worker)
+        except Exception as error:
+            raise _cannot_run(error) from None
+        _same_version(found)
+        yield client
 
 
 def ray(base: Base, tasks: Sequence[Task], workers: int | None, address: str | None) -> Rows:
@@ -164,15 +221,13 @@ def ray(base: Base, tasks: Sequence[Task], workers: int | None, address: str | N
 
 
 def _ray_init(ray: Any, workers: int | None, address: str | None) -> None:
-    import logging
-
     quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     try:
         if address is None:
             ray.init(num_cpus=workers or cores(), include_dashboard=False, **quiet)
         else:
-            ray.init(address, **quiet)
-    except (OSError, RuntimeError, TimeoutError) as error:  # ConnectionError is an OSError
+            _within(3 * ANSWER_S, lambda: ray.init(address, **quiet))
+    except Exception as error:
         raise _no_answer(address, error) from None
 
 
@@ -230,6 +285,26 @@ def _reachable(address: str | None, example: str) -> None:
         socket.create_connection((host, port), timeout=ANSWER_S).close()
     except OSError as error:
         raise _no_answer(address, error) from None
+
+
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """`call()`. Raises TimeoutError where it takes longer: it waits for ever for something that listens in silence."""
+    found: list[Any] = []
+    thread = Thread(target=lambda: found.append(_outcome(call)), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not found:
+        raise TimeoutError(f"nothing was said in {seconds:g} s")
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        return error
 
 
 def _no_answer(address: str | None, error: Exception) -> ServecastError:

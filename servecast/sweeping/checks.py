@@ -5,7 +5,8 @@ Combinations that cannot be are no mistake: they are left out, and counted, when
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from servecast.errors import ServecastError
@@ -27,8 +28,7 @@ def check_axes(base: Base, axes: tuple[Axis, ...]) -> None:
             found = _problems(base, axes, axis, setting)
             works |= not found
             for problem in found:
-                own = any(problem.startswith(f"--set {key}{end}") for key in axis.keys for end in ":. ")
-                (wrong if own else others)[problem] = None
+                (wrong if _of(problem, axis.keys) else others)[problem] = None
     keys = [key for axis in axes for key in axis.keys]
     if wrong or not works:
         raise ServecastError(*(_varied(problem, keys) for problem in (wrong if works else wrong | others)))
@@ -65,8 +65,14 @@ def _beside(axes: tuple[Axis, ...], axis: Axis, setting: tuple[Any, ...]) -> Ite
                 yield point(other, to)
 
 
-def _varied(problem: str, keys: list[str]) -> str:
+def _of(problem: str, keys: Iterable[str]) -> bool:
+    """Whether the problem is one of these keys, or of a key within or around them that they made."""
+    found = re.match(r"--set ([^:\s]+)", problem)
+    return found is not None and any(
+        f"{a}.".startswith(f"{b}.") for k in keys for a, b in ((k, found[1]), (found[1], k))
+    )
+
+
+def _varied(problem: str, keys: Iterable[str]) -> str:
     """The problem as one of the option that it comes from."""
-    if any(problem.startswith(f"--set {key}{end}") for key in keys for end in ":. "):
-        return f"--vary {problem.removeprefix('--set ')}"
-    return problem
+    return f"--vary {problem.removeprefix('--set ')}" if _of(problem, keys) else problem

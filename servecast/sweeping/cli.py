@@ -85,6 +85,9 @@ def sweep(
             backend=backend, workers=workers, address=address, told=show,
             ask=(lambda estimate: True) if yes else _ask,
         )  # fmt: skip
+    except KeyboardInterrupt:
+        click.echo(f"Ended early: what had run is kept in {folder}; the same command goes on.", err=True)
+        sys.exit(PARTIAL)
     finally:
         close()
     if as_json:

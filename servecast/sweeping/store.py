@@ -144,7 +144,7 @@ class Store:
         """Whole, or not at all."""
         part = file.with_suffix(".part")
         try:
-            table.write_parquet(part)
+            table.write_parquet(part, statistics=False)
             part.replace(file)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -200,7 +200,7 @@ def _hash(file: Any) -> str:
 
 def _words(value: Any) -> list[str]:
     if isinstance(value, str):
-        return [value]
+        return [value, value.rpartition(":")[0]]  # file.py:Class
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return [word for child in children for word in _words(child)]
 

@@ -173,7 +173,7 @@ def _swept(
 ) -> Swept:
     data, kinds = base.file({}).data, columns_of(axes)
     shown = tuple(
-        Shown(key, None if axis.span is not None or kinds[key] is not str else tuple(map(label, values)))
+        Shown(key, None if axis.span is not None or kinds[key] is not str else tuple(dict.fromkeys(map(label, values))))
         for axis in axes
         for key, values in zip(axis.keys, zip(*axis.settings, strict=True), strict=True)
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,18 @@ def figures_drawn(html: str, folder: Path) -> int:
 
     Skips the test, visibly, where there is no browser.
     """
+    return _opened(html, folder).count('<div class="plot-container plotly"')
+
+
+def dom(html: str, folder: Path, name: str) -> str:
+    """What the page's own script left in `document.body.dataset`, under that name; otherwise the same."""
+    found = re.search(rf'<body[^>]* data-{name}="([^"]*)"', _opened(html, folder))
+    assert found, "the script did not come to its end"
+    return unescape(found[1])
+
+
+def _opened(html: str, folder: Path) -> str:
+    """The page's elements after its scripts have run."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if not chromium:
         pytest.skip("needs a chromium binary on the PATH")
@@ -28,4 +42,4 @@ def figures_drawn(html: str, folder: Path) -> int:
         [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
     )
     assert "CONSOLE" not in done.stderr
-    return done.stdout.count('<div class="plot-container plotly"')
+    return done.stdout
