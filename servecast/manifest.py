@@ -39,7 +39,13 @@ def manifest(setup: Setup) -> dict[str, Any]:
     notes = dict.fromkeys(
         note
         for i, pool in enumerate(setup.pools)
-        for note in (*pool.engine.notes, *_own_notes(setup, i), *_host_notes(setup, i), *_swap_notes(pool))
+        for note in (
+            *pool.engine.notes,
+            *_own_notes(setup, i),
+            *_host_notes(setup, i),
+            *_swap_notes(pool),
+            *_stage_notes(pool),
+        )
     )
     return {
         "name": setup.scenario.name,
@@ -101,6 +107,15 @@ def _cache_notes(setup: Setup) -> list[str]:
         return []
     found = "preempted requests" + ("" if setup.requests.trace.samples is None else ", and other samples,")
     return [f"prefix caching is on, but nobody knows what prompts share here: only {found} are found again"]
+
+
+def _stage_notes(pool: PoolSetup) -> list[str]:
+    if pool.engine.pipeline != "serial" or pool.layout.pp == 1:
+        return []
+    return [
+        f"{pool.engine.preset} runs one batch at a time through its {pool.layout.pp} pipeline stages, of which all but "
+        "one wait: async_scheduling: false keeps as many batches under way as stages"
+    ]
 
 
 def _own_notes(setup: Setup, index: int) -> list[str]:

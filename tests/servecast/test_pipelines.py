@@ -45,6 +45,8 @@ def test_how_a_version_fills_its_stages_decides_what_a_pipeline_is_worth(base: P
         assert found["output_throughput"] > 2 * serial["output_throughput"]
     assert stage["vllm-0.10"]["output_throughput"] == pytest.approx(stage["vllm-0.32"]["output_throughput"], rel=0.05)
     assert "stages" not in serial
+    notes = simulate(load_scenario(base, ["engine.preset=vllm-0.19", "workload.num_requests=1"])).manifest["notes"]
+    assert any("one batch at a time" in note for note in notes)
     synchronous = summary(base, "engine.preset=vllm-0.19", "engine.async_scheduling=false")
     assert sum(synchronous["stages"]["h100-sxm"]) / 4 > 0.8
 
