@@ -281,10 +281,9 @@ def _noise(c: Compared) -> str:
         return (
             f"Noise: {c.one_course}, of {c.requests:,} requests. It is cut into 32, 16, 8 or 5 sections, as many as "
             "are independent of each other (correlation of neighbours within one standard error of 0; p99: 5), of at "
-            "least "
-            "25 requests; ± is the 95 % interval (Student's t) of the difference over the same sections of both runs, "
-            "about the figure of the whole run; for p99 under heavy load it is too narrow. It says nothing of other "
-            "traffic. Peaks have none."
+            "least 25 requests; ± is the 95 % interval (Student's t) of the difference over the same sections of both "
+            "runs, about the figure of the whole run; for p99 under heavy load it is too narrow. It says nothing of "
+            "other traffic. Peaks have none."
         )
     return (
         f"Noise: every scenario runs under the same {len(c.seeds)} seeds ({c.seeds[0]} to {c.seeds[-1]}), with the "
