@@ -137,15 +137,16 @@ def judged(reference: Path) -> Iterator[tuple[dict[str, Any], Known | None, str 
 
 def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
     """Why a row cannot be run, or None."""
-    if row["mode"] == "disagg":
-        return "prefill and decode on separate GPUs"
+    if row["mode"] == "disagg" and row["backend"] == "trtllm":
+        return "prefill and decode on separate GPUs in TensorRT-LLM"
     if row["wip"]:
         return "marked as unfinished by its source"
     if "gpt-oss" in row["model_path"] and row["backend"] != "vllm":
         return "layers with windows in engines other than vLLM"
     if "gpt-oss" in row["model_path"] and not row["backend_version"]:
         return "asynchronous scheduling of vLLM 0.11"
-    if (row["attention_dp_size"] or 1) > 1:
+    sides = ("attention_dp_size", "prefill_attention_dp_size", "decode_attention_dp_size")
+    if any((row[side] or 1) > 1 for side in sides):
         return "data parallel attention, whose layouts the labels do not tell for sure"
     if (row["pp_size"] or 1) > 1:
         return "pipeline parallelism"
@@ -153,7 +154,9 @@ def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
         return "experts dealt out over some of the GPUs"
     if row["concurrency"] is None:
         return "how many clients there were"
-    if row["tp_size"] > 8:
+    if row["mode"] == "disagg" and "DeepSeek" not in row["model_path"]:
+        return "a model with a vision tower, or a setup that is not known"
+    if (row["tp_size"] or 1) > 8:
         return "a group of GPUs over several nodes"
     if "DeepSeek" in row["model_path"] and row["backend"] == "sglang":
         return "SGLang's scheduler_recv_interval"  # 10 to 30 steps in InferenceX's scripts
