@@ -32,7 +32,7 @@ def blocks(language, text=README):
 
 
 def commands():
-    """Every `servecast ...` line of the shell blocks of the README and docs/sweeps.md and of the scenarios' comments."""
+    """Every `servecast ...` line of the shell blocks of README and docs/sweeps.md and of the scenarios' comments."""
     lines = [line for text in (README, SWEEPS) for block in blocks("sh", text) for line in block.splitlines()]
     for path in SCENARIOS:
         lines += [line.removeprefix("#").strip() for line in path.read_text(encoding="utf-8").splitlines()]

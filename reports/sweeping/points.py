@@ -51,8 +51,8 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An axis: `key` is its column, `values` its texts, each once, in the order in which they were given; None where they
-    are numbers."""
+    """An axis: `key` is its column, `values` its texts, each once, in the order in which they were given; None where
+    they are numbers."""
 
     key: str
     values: tuple[str, ...] | None

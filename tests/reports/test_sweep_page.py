@@ -97,7 +97,9 @@ CASES: dict[str, Callable[[], Swept]] = {
         [row(i, **{"engine.eager": bool(i % 2), RATE: float(i // 2)}) for i in range(6)],
         (Shown("engine.eager", None), Shown(RATE, None)),
     ),
-    "a varied seed": lambda: swept([row(i, i, **{RATE: 1.0}) for i in range(3)], (Shown("seed", None), Shown(RATE, None))),
+    "a varied seed": lambda: swept(
+        [row(i, i, **{RATE: 1.0}) for i in range(3)], (Shown("seed", None), Shown(RATE, None))
+    ),
     "all saturated": lambda: swept(grid(saturated=True)),
     "too short": lambda: swept(grid(saturated=None, undecided=True)),
     "closed loop": lambda: swept(grid(saturated=None)),
@@ -253,7 +255,8 @@ const first = () => document.querySelector("#table tbody td").textContent;
 const set = (id, value, event) => {
   const field = find(id); field.value = value; field.dispatchEvent(new Event(event));
 };
-const bright = () => FIGURES.fronts.data.filter((t) => t.meta).reduce((n, t) => n + (t.selectedpoints ?? t.x).length, 0);
+const bright = () => FIGURES.fronts.data.filter((t) => t.meta)
+  .reduce((n, t) => n + (t.selectedpoints ?? t.x).length, 0);
 const lines = () => FIGURES.coordinates.data.reduce((n, t) => n + t.x.filter((x) => x === null).length, 0);
 said.push(rows(), first(), bright(), lines());
 set("filter1", "1", "change");            // one of three GPUs

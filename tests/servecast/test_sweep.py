@@ -188,7 +188,7 @@ def test_a_mistake_in_the_file_is_said_with_its_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [{"seeds": 0}, {"seeds": 2, "vary": ["seed=1,2"]}, {"backend": "slurm"}])
 def test_more_that_cannot_be(how: dict[str, Any]) -> None:
-    with pytest.raises(ServecastError, match="--seeds|--backend: unknown 'slurm'; local, dask, ray"):
+    with pytest.raises(ServecastError, match=r"--seeds|--backend: unknown 'slurm'; local, dask, ray"):
         small(**how)
 
 

@@ -137,7 +137,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_workers_of_another_version_are_refused() -> None:
-    with pytest.raises(ServecastError, match="workers have servecast 0.0.9"):
+    with pytest.raises(ServecastError, match=r"workers have servecast 0\.0\.9"):
         backends._same_version({"a": "0.0.9"})
 
 
