@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 
 import click
@@ -24,6 +25,8 @@ from servecast.requests import Requests
 from servecast.run import tables_of
 from servecast.scenario import Scenario
 from servecast.setup import Setup, set_up
+from servecast.sweeping.axes import axes_of, grid
+from servecast.sweeping.runs import Base, figures, run, tasks_of
 from sim.schedulers import scheduler_of
 from tests.reference import ROOT
 from tests.sim.oracle import Naive, oracle
@@ -218,6 +221,27 @@ def oracle_ratio(setup: Setup, n: int) -> float:
     return (time.process_time() - start) / fast
 
 
+def sweep_row(runs: int = 20) -> str:
+    """CPU milliseconds of a run of a sweep, and what of it is not the simulation: set-up, workload, summary, row."""
+    base = Base.of(str(files("scenarios") / "quickstart.yaml"))
+    axes = axes_of([f"workload.arrivals.rate=4.0:12:{runs}"])
+    tasks, _ = tasks_of(base, axes, grid(axes), [1])
+    run(base, tasks[0])  # the first one loads the modules
+    whole = simulated = 0.0
+    for task in tasks:
+        start = time.process_time()
+        setup = set_up(base.scenario(task.point))
+        begun = time.process_time()
+        result = servecast.simulate(setup)
+        simulated += time.process_time() - begun
+        figures(result.summary())
+        whole += time.process_time() - start
+    ms = 1e3 / runs
+    return (
+        f"a run of a sweep, 2,000 requests: {ms * whole:.0f} ms, {ms * (whole - simulated):.0f} beside the simulation"
+    )
+
+
 @click.command()
 @click.option(
     "--oracle-requests", default=4000, help="Requests for the comparison with the naive engine; 0 leaves it out."
@@ -237,3 +261,5 @@ def main(oracle_requests: int, million: bool, five_million: bool) -> None:
         with spawn.Pool(1) as pool:
             click.echo(pool.apply(measure, (name, scenario, oracle_requests)))
         sys.stdout.flush()
+    with spawn.Pool(1) as pool:
+        click.echo(pool.apply(sweep_row))

@@ -18,6 +18,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
+from multiprocessing import resource_tracker
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any
@@ -154,6 +155,7 @@ def _uninterrupted() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # it would let the signal through again when it begins
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
