@@ -16,6 +16,7 @@ from servecast.cli import main
 from servecast.errors import ServecastError
 from servecast.planning.bounds import bound
 from servecast.planning.candidates import Candidate, candidates
+from servecast.planning.evidence import under
 from servecast.planning.examine import FAILS, MEETS, Case, examine, look, setup_of, trial_of
 from servecast.planning.facts import facts_of
 from servecast.planning.load import scaled
@@ -189,11 +190,9 @@ def test_more_traffic_than_the_headroom_breaks_it(found: Any, path: Path) -> Non
     if found.evidence.headroom is None:
         pytest.skip("it carries several times the traffic")
     here = case(path)
-    setup = setup_of(here.base, found.winner.candidate, found.replicas)
-    assert trial_of(scaled(setup, rate=found.evidence.headroom), here.requirements, 1).meets(here.requirements)
-    assert not trial_of(scaled(setup, rate=1.05 * found.evidence.headroom), here.requirements, 1).meets(
-        here.requirements
-    )
+    best = found.winner.candidate
+    assert under(here, best, found.replicas, "rate", found.evidence.headroom).meets(here.requirements)
+    assert not under(here, best, found.replicas, "rate", 1.5 * found.evidence.headroom).meets(here.requirements)
 
 
 def test_the_page_has_the_answer_first_and_escapes_what_users_write(found: Any) -> None:
