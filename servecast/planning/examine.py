@@ -45,6 +45,10 @@ class Trial:
     why: str = ""
     growth: float = 1.3
     """By how much more there should be, if it is not enough: little where it was close."""
+    too_long: int = 0
+    """Requests that the engine turns away whatever it runs on, since they exceed its `max_model_len`: not counted."""
+    hopeless: bool = False
+    """Requests are not served, and would not be with any number of replicas."""
 
     def meets(self, requirements: tuple[Requirement, ...]) -> bool:
         """Whether all that is required is met."""
@@ -81,6 +85,8 @@ class Outcome:
         return next((t for t in self.trials if t.replicas == self.replicas), self.trials[-1] if self.trials else None)
 
 
+TOO_LONG = ("prompt_too_long", "over_max_model_len")
+"""Reasons for which an engine turns requests away that are the scenario's, and no deployment's."""
 SCREEN = 5
 """The share of the requests, as its reciprocal, that are simulated first."""
 
@@ -145,14 +151,18 @@ def judged(result: Result, requirements: tuple[Requirement, ...], replicas: int)
     """What a result says of the requirements."""
     summary = result.summary()
     values = tuple(requirement.value(result) for requirement in requirements)
-    lost = summary["submitted"] - summary["completed"] - summary["cancelled"]
+    reasons = summary["rejected_reasons"]
+    too_long = sum(reasons.get(reason, 0) for reason in TOO_LONG)
+    lost = summary["submitted"] - summary["completed"] - summary["cancelled"] - too_long
+    if lost and all(requirement.metric != "goodput" for requirement in requirements):
+        said = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if reason not in TOO_LONG)
+        why = f"{lost} of {summary['submitted']} requests are not served ({said})"
+        return Trial(replicas, values, False, why, too_long=too_long, hopeless=True)
     if summary["saturated"]:
         behind = summary["duration"] / max(float(result.column("arrival_s").max()), 1e-9)
-        return Trial(replicas, values, False, str(summary["saturation_note"]), min(max(behind, 1.2), 3.0))
-    if lost and all(requirement.metric != "goodput" for requirement in requirements):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in summary["rejected_reasons"].items())
-        return Trial(replicas, values, False, f"{lost} of {summary['submitted']} requests are not served ({reasons})")
-    return Trial(replicas, values, True)
+        growth = min(max(behind, 1.2), 3.0)
+        return Trial(replicas, values, False, str(summary["saturation_note"]), growth, too_long)
+    return Trial(replicas, values, True, too_long=too_long)
 
 
 def look(case: Case, candidate: Candidate) -> Outcome:
@@ -208,6 +218,8 @@ def examine(case: Case, candidate: Candidate, least: int, guess: int, below: int
 def _stuck(trials: Mapping[int, Trial], before: int, now: int, requirements: tuple[Requirement, ...]) -> bool:
     """Whether more replicas no longer help: what is missed by most was no better with more of them."""
     one, other = trials.get(before), trials[now]
+    if other.hopeless:
+        return True
     if one is None or not (one.keeps_up and other.keeps_up) or now < 1.4 * before:
         return False
     worse, now_worst = one.worst(requirements), other.worst(requirements)

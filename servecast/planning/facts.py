@@ -30,6 +30,8 @@ def facts_of(plan: Plan) -> Facts:
         trials = plan.evidence.verified if plan.evidence else ()
         answer = _shown(plan, best, plan.replicas, plan.spare, trials[0] if trials else best.trial)
     more = plan.evidence
+    too_long = 0 if best is None or best.trial is None else best.trial.too_long
+    left = [f"{too_long} requests exceed the engine's max_model_len, and are turned away whatever it runs on"]
     unpriced = [f"{gpu} is left out: it has no price" for gpu in plan.unpriced]
     return Facts(
         title=f"The cheapest deployment for {plan.scenario.name}",
@@ -58,7 +60,7 @@ def facts_of(plan: Plan) -> Facts:
         limit=None if plan.requirements[0].metric == "goodput" else plan.requirements[0].limit,
         prices={gpu: plan.prices[gpu] for gpu in sorted({o.candidate.gpu for o in plan.searched.outcomes})},
         price_source=plan.price_source,
-        notes=(*NOTES, *unpriced),
+        notes=(*NOTES, *unpriced, *(left if too_long else ())),
         scenario=dump_yaml(plan.scenario.model_dump(exclude_none=True, exclude_defaults=True, mode="json")),
         version=version("servecast"),
     )

@@ -147,6 +147,20 @@ def test_a_candidate_that_fails_says_which_requirement_and_by_how_much(path: Pat
     assert outcome.why
 
 
+def test_requests_that_no_deployment_serves_are_left_out(path: Path) -> None:
+    """Longer than max_model_len: that is the scenario's business, whatever it runs on."""
+    long = Base.of(path, ["workload.lengths.prompt={kind: uniform, low: 800, high: 4200}"])
+    here = Case(long, parse_requirements(REQUIRED), 64)
+    setup = setup_of(long, Candidate("h100-sxm"), 4)
+    trial = trial_of(setup, here.requirements, 4)
+    assert trial.too_long > 0
+    assert not trial.hopeless
+    small = Case(
+        Base.of(path, ["engine.num_gpu_blocks_override=40", "engine.max_model_len=700"]), here.requirements, 64
+    )
+    assert trial_of(setup_of(small.base, Candidate("l40s")), small.requirements, 1).too_long == 300
+
+
 def test_other_traffic_is_the_same_requests_faster_or_longer(path: Path) -> None:
     setup = setup_of(Base.of(path), Candidate("h100-sxm"))
     trace = setup.requests.trace
