@@ -10,7 +10,7 @@ from rich.text import Text
 from reports.planning import words
 from reports.planning.facts import Facts, Option
 
-ROWS = 12
+ROWS = 8
 
 
 def print_plan(facts: Facts, console: Console) -> None:
@@ -54,10 +54,13 @@ def print_plan(facts: Facts, console: Console) -> None:
 
 
 def _nearest(facts: Facts) -> list[Option]:
-    """Those that meet everything, the cheapest first, then the others of note."""
+    """Those that meet everything, the cheapest first, then others; of the same GPUs and number of them, one."""
     order = {"meets": 0, "fails": 1, "bound": 2, "price": 3, "invalid": 4}
     ranked = sorted(facts.options, key=lambda o: (order[o.status], o.dollars_per_hour or 0.0, o.what))
-    return ranked[:ROWS]
+    shown = dict[tuple[str, str, int], Option]()
+    for option in ranked:
+        shown.setdefault((option.status, option.gpu, option.gpus), option)
+    return list(shown.values())[:ROWS]
 
 
 def _table(*columns: str) -> Table:

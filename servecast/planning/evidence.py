@@ -20,8 +20,9 @@ TAIL = 200
 """Requests that should lie beyond a percentile for it to be told apart from noise (20,000 for p99)."""
 FINEST = 0.02
 """How finely the largest traffic is looked for."""
-WEIGHED = 2000
-"""Requests under a changed load, at least."""
+WEIGHED = 10_000
+"""Requests under a changed load, or an error of prices, unless the requirements need fewer: over short runs work seems
+to pile up while the longest answers are still to come."""
 SHIFTS = (0.8, 1.25)
 """Factors on rate and lengths under which it is simulated again."""
 
@@ -72,13 +73,14 @@ def verify(case: Case, candidate: Candidate, replicas: int, seed: int) -> Trial:
 
 def under(case: Case, candidate: Candidate, replicas: int, what: str, factor: float) -> Trial:
     """One run under a changed load."""
-    setup = scaled(_longer(setup_of(case.base, candidate, replicas)), **{what: factor})
+    setup = scaled(_longer(setup_of(case.base, candidate, replicas), case.requirements), **{what: factor})
     return trial_of(setup, case.requirements, replicas)
 
 
-def _longer(setup: Setup) -> Setup:
+def _longer(setup: Setup, requirements: tuple[Requirement, ...]) -> Setup:
     """With requests enough to tell whether work piles up, where they are drawn."""
-    return fresh(setup, setup.scenario.seed, WEIGHED) if generated(setup.scenario) else setup
+    count = min(WEIGHED, enough(requirements))
+    return fresh(setup, setup.scenario.seed, count) if generated(setup.scenario) else setup
 
 
 def headroom(case: Case, candidate: Candidate, replicas: int) -> tuple[float | None, str]:
@@ -110,7 +112,7 @@ def drawn(case: Case, candidate: Candidate, replicas: int, count: int) -> list[T
     from servecast.intervals import results
 
     found = []
-    for result in results(setup_of(case.base, candidate, replicas), count):
+    for result in results(_longer(setup_of(case.base, candidate, replicas), case.requirements), count):
         trial = judged(result, case.requirements, replicas)
         found.append(replace(trial, keeps_up=trial.meets(case.requirements)))
     return found
