@@ -55,7 +55,7 @@ def small_blocks():
 
 
 @given(histories(), st.sampled_from(list(ROUTERS)), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_of_clusters_whose_replicas_come_and_go(history, router, closed):
     cluster, pools, _ = simulated(history, router, closed)
     deployment = deployed(*((pool.replicas, pool.role) for pool in pools), ranks=pools[0].ranks)
@@ -65,7 +65,7 @@ def test_of_clusters_whose_replicas_come_and_go(history, router, closed):
 
 
 @given(scenarios(), st.sampled_from([0.0, 0.25, 3.0]))
-@settings(max_examples=150, deadline=None, suppress_health_check=SHARED)
+@settings(max_examples=50, deadline=None, suppress_health_check=SHARED)
 @pytest.mark.usefixtures("small_blocks")
 def test_of_an_engine_that_preempts_and_skips(scenario, request_s):
     policy, cost, blocks, block_size, asynchronous, rows, priority = scenario
@@ -126,7 +126,7 @@ def test_of_prompts_for_which_both_sides_have_blocks(rows, replicas, overlap, wi
 
 
 @given(scenarios(), shapes, st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_of_a_pipeline(scenario, shares, fills):
     """Its rows are what the pipeline needs for one batch more."""
     policy, cost, blocks, block_size, asynchronous, rows, _ = scenario
