@@ -179,9 +179,12 @@ class Pipeline(Replica):
             cohort.join(request, cohort.step)
             cohort.will_finish(request, cohort.step + tokens - 1)
             cohort.gaps.behind.append(request)
+        left = [request for request, _ in self._left]
         self._left.clear()
         self._surplus = 0
         batch, more = self._plan(planned_s)
+        # Whoever was left out has had his last token since the last plan was made.
+        late = sum(request.decoding and request not in batch.skipped for request in left)
         if batch.preempted or batch.skipped:
             cohort.gaps.begin(batch, now)
             self._leave_out(batch)
@@ -190,7 +193,8 @@ class Pipeline(Replica):
             return False, more or bool(batch.preempted)
         cohort.batch, cohort.chunks = batch, [(tokens, before) for _, tokens, before in batch.chunks]
         cohort.surplus, cohort.waiting = self._surplus, len(self.state.waiting)
-        cohort.start_s, cohort.end_s = self._price(cohort.chunks, batch, planned_s, now)
+        tokens_s = now if batch.decodes > late else planned_s
+        cohort.start_s, cohort.end_s = self._price(cohort.chunks, batch, planned_s, tokens_s)
         for request, _, _ in batch.chunks:
             if request.scheduled_s != request.scheduled_s:
                 request.scheduled_s = cohort.start_s
@@ -209,16 +213,16 @@ class Pipeline(Replica):
                 self._left.append((request, tokens))
         batch.skipped = []
 
-    def _price(self, chunks: list[tuple[int, int]], batch: Batch, planned_s: float, now: float) -> tuple[float, float]:
-        """When the batch begins on the first stage, and when it is back."""
+    def _price(
+        self, chunks: list[tuple[int, int]], batch: Batch, planned_s: float, tokens_s: float
+    ) -> tuple[float, float]:
+        """When a batch begins on the first stage whose decodes have their last tokens at `tokens_s`, and when it is
+        back (seconds)."""
         samples = batch.decodes + len(chunks)
-        tokens_s = now  # when the last tokens of those that decode are there
+        ready = planned_s
         if self._async:
             ready = self._host_free_s = max(planned_s, self._host_free_s) + self._stages.host_s[samples]
-            if batch.decodes and ready < tokens_s:
-                ready = tokens_s
-        else:
-            ready = now
+            ready = max(ready, tokens_s)
         begin = None
         free, busy = self._free_s, self.busy_s
         for i, (busy_s, send_s) in enumerate(self._stages.stages_s(chunks, batch.decodes, batch.kv_tokens)):
