@@ -20,6 +20,7 @@ from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
 from servecast.export_cli import export
 from servecast.memory_cli import memory
+from servecast.output import PARTIAL
 from servecast.planning.cli import plan
 from servecast.sweeping.cli import sweep
 from servecast.trace_cli import trace
@@ -28,9 +29,6 @@ from servecast.validation.cli import validate
 if TYPE_CHECKING:
     from servecast.run import Result
     from servecast.setup import Setup
-
-PARTIAL = 130
-"""Exit status of a run that ctrl-C ended early."""
 
 
 class _Group(click.Group):

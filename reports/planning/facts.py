@@ -63,9 +63,10 @@ class Facts:
     """A plan. `answer` is None where nothing meets the requirements, and `closest` then misses by least.
 
     `spare` replicas are in the answer's GPUs and price. `verified`: the figures of each run on a fresh seed with
-    `verified_requests` requests; `raised`: replicas that these runs added. `headroom`: the factor on the traffic up to
-    which all is met, None beyond what was tried; `breaks`: what fails there. `draws` of the error of prices, of which
-    `draws_met` meet everything. `limit`: that of the `points`, in seconds.
+    `verified_requests` requests, of which the percentiles ask for `enough_requests`, or, where no seed changes the
+    requests (`one_course`), of the run itself; `raised`: replicas that these runs added. `headroom`: the factor on
+    the traffic up to which all is met, None beyond what was tried; `breaks`: what fails there. `draws` of the error
+    of prices, of which `draws_met` meet everything. `limit`: that of the `points`, in seconds.
     """
 
     title: str
@@ -77,6 +78,8 @@ class Facts:
     starts: tuple[str, ...]
     verified: tuple[tuple[Figure, ...], ...]
     verified_requests: int
+    enough_requests: int
+    one_course: bool
     headroom: float | None
     breaks: str
     changes: tuple[Change, ...]

@@ -67,8 +67,9 @@ def _cards(facts: Facts) -> str:
 def _verified(facts: Facts) -> Iterator[str]:
     if not facts.verified:
         return
-    yield "<h2>What is required, and comes out on fresh seeds</h2>"
-    heads = "".join(f"<th>seed {i + 1}</th>" for i in range(len(facts.verified)))
+    yield "<h2>What is required, and comes out</h2>"
+    names = ["recorded requests"] if facts.one_course else [f"seed {i + 1}" for i in range(len(facts.verified))]
+    heads = "".join(f"<th>{name}</th>" for name in names)
     rows = "".join(
         f"<tr><td>{escape(row[0].required)}</td>{''.join(map(_cell, row))}</tr>"
         for row in zip(*facts.verified, strict=True)
@@ -94,8 +95,7 @@ def _changes(facts: Facts) -> Iterator[str]:
 
 
 def _options(facts: Facts) -> str:
-    order = {"meets": 0, "fails": 1, "bound": 2, "price": 3, "invalid": 4}
-    ranked = sorted(facts.options, key=lambda o: (order[o.status], o.dollars_per_hour or 0.0, o.what))
+    ranked = words.ranked(facts)
     rows = "".join(map(_row, ranked[:MOST]))
     left = f"<p>{len(ranked) - MOST} more are left out here.</p>" if len(ranked) > MOST else ""
     heads = "".join(f"<th>{name}</th>" for name in ("configuration", "replicas", "GPUs", "$ an hour", "", "why"))

@@ -22,7 +22,8 @@ def print_plan(facts: Facts, console: Console) -> None:
         console.print(Text(sentence, style="bold" if i == 0 else ""), highlight=False)
     console.print()
     if facts.verified:
-        table = _table("required", *(f"seed {i + 1}" for i in range(len(facts.verified))))
+        names = ["recorded"] if facts.one_course else [f"seed {i + 1}" for i in range(len(facts.verified))]
+        table = _table("required", *names)
         for row in zip(*facts.verified, strict=True):
             table.add_row(row[0].required, *(figure.shown for figure in row))
         console.print(table)
@@ -54,11 +55,9 @@ def print_plan(facts: Facts, console: Console) -> None:
 
 
 def _nearest(facts: Facts) -> list[Option]:
-    """Those that meet everything, the cheapest first, then others; of the same GPUs and number of them, one."""
-    order = {"meets": 0, "fails": 1, "bound": 2, "price": 3, "invalid": 4}
-    ranked = sorted(facts.options, key=lambda o: (order[o.status], o.dollars_per_hour or 0.0, o.what))
+    """Those of most interest; of the same GPUs and number of them, one."""
     shown = dict[tuple[str, str, int], Option]()
-    for option in ranked:
+    for option in words.ranked(facts):
         shown.setdefault((option.status, option.gpu, option.gpus), option)
     return list(shown.values())[:ROWS]
 

@@ -10,11 +10,11 @@ from reports.words import NONE
 STATUS = {
     "meets": "meets everything",
     "fails": "simulated, misses",
-    "price": "cannot be cheaper",
     "bound": "cannot meet it",
+    "price": "cannot be cheaper",
     "invalid": "cannot run",
 }
-"""What became of a configuration -> how it is said."""
+"""What became of a configuration -> how it is said; those of most interest first."""
 
 
 def dollars(value: float | None) -> str:
@@ -57,14 +57,9 @@ def answer(facts: Facts) -> Iterator[str]:
         return
     price = best.dollars_per_hour or 0.0
     yield f"{replicas(best, facts.spare)}: {gpus(best)}, {dollars(price)} an hour, {a_month(price)} a month."
-    checked = (
-        f"{len(facts.verified)} fresh seed{'s' * (len(facts.verified) != 1)}" if facts.verified else "no fresh seed"
-    )
-    yield f"It meets everything on {checked} of {facts.verified_requests:,} requests each." + (
-        f" The search alone had said {facts.raised} fewer." if facts.raised else ""
-    )
+    yield _checked(facts)
     if facts.headroom is None:
-        yield "It carries several times this traffic." if not facts.breaks else ""
+        yield "It carries four times this traffic, the most that was tried."
     else:
         yield f"It carries {100 * (facts.headroom - 1):.0f} % more traffic; beyond that, {facts.breaks}."
     if facts.draws:
@@ -75,6 +70,25 @@ def answer(facts: Facts) -> Iterator[str]:
             f"Runner-up: {replicas(other, facts.spare)}, {gpus(other)}, {dollars(other.dollars_per_hour)} an hour "
             f"({100 * more:+.0f} %)."
         )
+
+
+def _checked(facts: Facts) -> str:
+    """On what the answer was checked."""
+    count = f"{facts.verified_requests:,}"
+    if facts.one_course:
+        said = f"It meets everything on the {count} recorded requests: they have one course, which no seed can vary."
+    else:
+        seeds = len(facts.verified)
+        said = f"It meets everything on {seeds} fresh seed{'s' * (seeds != 1)} of {count} requests each."
+    if facts.verified_requests < facts.enough_requests:
+        said += f" Percentiles as high as these ask for {facts.enough_requests:,} to be told from chance."
+    return said + (f" The search alone had said {facts.raised} fewer." if facts.raised else "")
+
+
+def ranked(facts: Facts) -> list[Option]:
+    """All configurations: those that meet everything first, of equal status the cheapest."""
+    order = list(STATUS)
+    return sorted(facts.options, key=lambda o: (order.index(o.status), o.dollars_per_hour or 0.0, o.what))
 
 
 def considered(facts: Facts) -> str:

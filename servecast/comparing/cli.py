@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from servecast.arguments import set_option
-from servecast.errors import ServecastError
-
-if TYPE_CHECKING:
-    from reports.comparing.facts import Compared
-
-PARTIAL = 130
+from servecast.output import PARTIAL, progress_line, write_texts
 
 
 @click.command()
@@ -60,10 +54,16 @@ def compare(
     """
     from servecast.comparing.compare import compare as run_all
 
-    show, close = _progress()
+    show, close = progress_line()
     try:
         found = run_all(
-            scenarios, vary, overrides=overrides, seeds=seeds, intervals=intervals or 0, workers=workers, told=show
+            scenarios,
+            vary,
+            overrides=overrides,
+            seeds=seeds,
+            intervals=intervals or 0,
+            workers=workers,
+            told=partial(show, "runs"),
         )
     except KeyboardInterrupt:
         click.echo("Ended early: a comparison has no part that could be kept.", err=True)
@@ -80,28 +80,8 @@ def compare(
         print_compared(found, Console())
         out = out or Path("runs") / f"{scenarios[0].stem}-compare"
     if out is not None:
-        _save(out, found)
+        from reports.comparing.page import compare_html
+
+        text = json.dumps(found.plain(), indent=1, allow_nan=False)
+        write_texts(out, {"compare.json": text, "report.html": compare_html(found)}, "the comparison")
         click.echo(f"Report: {out / 'report.html'}   (also compare.json)", err=as_json)
-
-
-def _save(folder: Path, found: Compared) -> None:
-    from reports.comparing.page import compare_html
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "compare.json").write_text(json.dumps(found.plain(), indent=1, allow_nan=False), encoding="utf-8")
-        (folder / "report.html").write_text(compare_html(found), encoding="utf-8")
-    except OSError as error:
-        raise ServecastError(f"{folder}: cannot write the comparison: {error.strerror or error}") from None
-
-
-def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
-    """A line on a terminal's stderr; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        return (lambda done, total: None), (lambda: None)
-
-    def show(done: int, total: int) -> None:
-        sys.stderr.write(f"\r\x1b[Kruns {done} of {total}")
-        sys.stderr.flush()
-
-    return show, lambda: (sys.stderr.write("\r\x1b[K"), None)[1]

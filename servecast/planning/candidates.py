@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from calibrate.hardware import Gpu, load_gpu
-from servecast.errors import ServecastError, one_of
+from servecast.errors import ServecastError
 from servecast.scenario import Scenario
 
 SIZES = (1, 2, 4, 8)
@@ -79,7 +79,15 @@ def candidates(
         raise ServecastError(
             "cluster.pools: a plan finds the pools; give the short form, cluster: {gpu: ...}, of one of them"
         )
-    if scenario.cluster.pools[0].dp > 1:
+    pool = scenario.cluster.pools[0]
+    if changing := [key for key in ("autoscale", "failures") if getattr(pool, key) is not None]:
+        changing = [f"cluster.{key}" for key in changing]
+    if scenario.cluster.events:
+        changing.append("cluster.events")
+    if changing:
+        why = "a plan is for a fixed number of replicas; take it out (null), and run the answer with it"
+        raise ServecastError(*(f"{key}: {why}" for key in changing))
+    if pool.dp > 1:
         raise ServecastError("cluster.dp: engines that share experts are not planned yet; compare layouts with a sweep")
     known = known_gpus(gpus)
     keys = list(settings)
@@ -115,8 +123,3 @@ def limits_of(scenario: Scenario) -> dict[str, list[Any]]:
     if kind == "vllm":
         return {"engine.max_num_batched_tokens": [None, 2048, 4096, 16384], "engine.max_num_seqs": [None, 64]}
     return {}
-
-
-def described(values: Iterable[Any]) -> str:
-    """A list of values for people."""
-    return one_of("default" if value is None else str(value) for value in values)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import click
 
 from servecast.arguments import scenario_argument, set_option
 from servecast.errors import ServecastError
-
-PARTIAL = 130
+from servecast.output import PARTIAL, progress_line, write_texts
 
 
 def _numbers(word: str, option: str) -> list[int]:
@@ -111,18 +109,19 @@ def plan(
     from servecast.planning.facts import facts_of
     from servecast.planning.plan import plan as find
     from servecast.planning.prices import prices_of
+    from servecast.sweeping.backends import cores
 
     prices, source = prices_of(price_set, own)
     settings = None
     if vary:
         settings = _settings(vary)
-    show, close = _progress()
+    show, close = progress_line()
     try:
         found = find(
             scenario, slo, overrides=overrides, gpus=[g.strip() for g in gpus.split(",")] if gpus else (),
             prices=prices, price_source=source, settings=settings, tps=_numbers(tps, "--tp"), pps=_numbers(pps, "--pp"),
             splits=_splits(split), budget=_budget(budget), most_gpus=max_gpus, spare=spare, draws=draws,
-            jobs=workers or _cores(), told=show,
+            jobs=workers or cores(), told=show,
         )  # fmt: skip
     except KeyboardInterrupt:
         click.echo("Ended early: a plan has no part that could be kept.", err=True)
@@ -140,7 +139,10 @@ def plan(
         print_plan(facts, Console())
         out = out or Path("runs") / f"{scenario.stem}-plan"
     if out is not None:
-        _save(out, facts)
+        from reports.planning.page import plan_html
+
+        text = json.dumps(facts.plain(), indent=1, allow_nan=False)
+        write_texts(out, {"plan.json": text, "report.html": plan_html(facts)}, "the plan")
         if not as_json:
             click.echo(f"Report: {out / 'report.html'}   (also plan.json)")
 
@@ -156,35 +158,3 @@ def _settings(vary: tuple[str, ...]) -> dict[str, list[Any]]:
             raise ServecastError(f"--vary {axis.keys[0]}: a plan finds the cluster; use --gpus, --tp, --pp, --split")
         found[axis.keys[0]] = [values[0] for values in axis.settings]
     return found
-
-
-def _save(folder: Path, facts: Any) -> None:
-    from reports.planning.page import plan_html
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "plan.json").write_text(json.dumps(facts.plain(), indent=1, allow_nan=False), encoding="utf-8")
-        (folder / "report.html").write_text(plan_html(facts), encoding="utf-8")
-    except OSError as error:
-        raise ServecastError(f"{folder}: cannot write the plan: {error.strerror or error}") from None
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _progress() -> tuple[Callable[[str, int, int], None], Callable[[], None]]:
-    """A line on a terminal's stderr; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        return (lambda what, done, total: None), (lambda: None)
-
-    def show(what: str, done: int, total: int) -> None:
-        sys.stderr.write(f"\r\x1b[K{what} {done} of {total}")
-        sys.stderr.flush()
-
-    def close() -> None:
-        sys.stderr.write("\r\x1b[K")
-
-    return show, close

@@ -9,8 +9,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from servecast.planning.candidates import Candidate
-from servecast.planning.examine import Case, Trial, judged, setup_of, trial_of
-from servecast.planning.load import fresh, generated, scaled
+from servecast.planning.examine import Case, Trial, judged, setup_of, trial_of, why_not
+from servecast.planning.load import fresh, scaled
 from servecast.planning.slo import Requirement
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ WEIGHED = 10_000
 to pile up while the longest answers are still to come."""
 SHIFTS = (0.8, 1.25)
 """Factors on rate and lengths under which it is simulated again."""
+MOST_TRAFFIC = 4.0
+"""The factor on the traffic up to which the headroom is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,11 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`verified`: under fresh seeds, with `requests` requests each. `headroom`: the largest factor on the traffic that
+    """`verified`: the runs that checked the answer. `headroom`: the largest factor on the traffic that
     still meets everything (at least; None where more than `MOST_TRAFFIC` times), and `breaks`, what fails first beyond
     it. `draws`: under errors of prices and host times."""
 
     verified: tuple[Trial, ...]
-    requests: int
     headroom: float | None
     breaks: str
     shifts: tuple[Shift, ...]
@@ -55,19 +56,14 @@ class Evidence:
         return sum(trial.keeps_up for trial in self.draws)
 
 
-MOST_TRAFFIC = 4.0
-
-
 def enough(requirements: tuple[Requirement, ...]) -> int:
     """Requests that the finest percentile asks for."""
     return max([1000, *(ceil(TAIL / r.tail - 1e-6) for r in requirements if r.tail < 1)])
 
 
 def verify(case: Case, candidate: Candidate, replicas: int, seed: int) -> Trial:
-    """One run under another seed, with requests enough; of a recorded workload there are no more than there are."""
-    setup = setup_of(case.base, candidate, replicas)
-    if generated(setup.scenario):
-        setup = fresh(setup, seed, enough(case.requirements))
+    """One run under another seed, with requests enough where they are drawn."""
+    setup = fresh(setup_of(case.base, candidate, replicas), seed, enough(case.requirements))
     return trial_of(setup, case.requirements, replicas)
 
 
@@ -79,14 +75,11 @@ def under(case: Case, candidate: Candidate, replicas: int, what: str, factor: fl
 
 def _longer(setup: Setup, requirements: tuple[Requirement, ...]) -> Setup:
     """With requests enough to tell whether work piles up, where they are drawn."""
-    count = min(WEIGHED, enough(requirements))
-    return fresh(setup, setup.scenario.seed, count) if generated(setup.scenario) else setup
+    return fresh(setup, setup.scenario.seed, min(WEIGHED, enough(requirements)))
 
 
 def headroom(case: Case, candidate: Candidate, replicas: int) -> tuple[float | None, str]:
     """The largest factor on the traffic that meets everything, and what fails beyond it."""
-    from servecast.planning.examine import why_not
-
     low, high, said = 1.0, 0.0, ""
     at = 1.15
     while not high:
@@ -143,4 +136,4 @@ def evidence(
     told("weighed", len(changed) + 1, len(changed) + 2)
     found = errors.result()
     told("weighed", len(changed) + 2, len(changed) + 2)
-    return Evidence(verified, enough(case.requirements), most, breaks, tuple(shifts), tuple(found))
+    return Evidence(verified, most, breaks, tuple(shifts), tuple(found))

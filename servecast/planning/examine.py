@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -49,6 +48,8 @@ class Trial:
     """Requests that the engine turns away whatever it runs on, since they exceed its `max_model_len`: not counted."""
     hopeless: bool = False
     """Requests are not served, and would not be with any number of replicas."""
+    requests: int = 0
+    """That were simulated."""
 
     def meets(self, requirements: tuple[Requirement, ...]) -> bool:
         """Whether all that is required is met."""
@@ -93,11 +94,15 @@ SCREEN = 5
 
 @lru_cache(maxsize=64)
 def _known(base: Base, candidate: Candidate) -> Setup:
+    return _set_up(base, candidate, 1)
+
+
+def _set_up(base: Base, candidate: Candidate, replicas: int) -> Setup:
     from servecast.setup import set_up
 
     data = base.file({}).data
     cluster = data.get("cluster")
-    overrides = candidate.overrides(cluster if isinstance(cluster, dict) else {})
+    overrides = candidate.overrides(cluster if isinstance(cluster, dict) else {}, replicas)
     return set_up(base.scenario(_own_figures(data, candidate) | overrides))
 
 
@@ -110,6 +115,8 @@ def _own_figures(data: Mapping[str, Any], candidate: Candidate) -> dict[str, Any
 
 def setup_of(base: Base, candidate: Candidate, replicas: int = 1) -> Setup:
     """The scenario with so many replicas (or units) of the candidate. Raises ServecastError where it cannot run."""
+    if candidate.split is not None:
+        return _set_up(base, candidate, replicas)  # which link joins the sides depends on how many GPUs there are
     setup = _known(base, candidate)
     if replicas == 1:
         return setup
@@ -124,7 +131,10 @@ def trial_of(setup: Setup, requirements: tuple[Requirement, ...], replicas: int)
     """Simulate, and look at what is required."""
     from servecast.run import simulate
 
-    return judged(simulate(setup), requirements, replicas)
+    try:
+        return judged(simulate(setup), requirements, replicas)
+    except ServecastError as error:  # it comes to a standstill
+        return Trial(replicas, tuple(None for _ in requirements), False, "; ".join(error.problems), hopeless=True)
 
 
 def screened(setup: Setup, requirements: tuple[Requirement, ...], replicas: int) -> Trial | None:
@@ -136,7 +146,10 @@ def screened(setup: Setup, requirements: tuple[Requirement, ...], replicas: int)
     beginning = first(setup, total // SCREEN)
     if beginning is None:
         return None
-    result = simulate(beginning)
+    try:
+        result = simulate(beginning)
+    except ServecastError:
+        return None  # the whole run will say it
     for requirement in requirements:
         missed, allowed = requirement.missed(result), requirement.tail * total
         if missed > allowed + 1:
@@ -157,12 +170,13 @@ def judged(result: Result, requirements: tuple[Requirement, ...], replicas: int)
     if lost and all(requirement.metric != "goodput" for requirement in requirements):
         said = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if reason not in TOO_LONG)
         why = f"{lost} of {summary['submitted']} requests are not served ({said})"
-        return Trial(replicas, values, False, why, too_long=too_long, hopeless=True)
+        return Trial(replicas, values, False, why, too_long=too_long, hopeless=True, requests=summary["submitted"])
     if summary["saturated"]:
         behind = summary["duration"] / max(float(result.column("arrival_s").max()), 1e-9)
         growth = min(max(behind, 1.2), 3.0)
-        return Trial(replicas, values, False, str(summary["saturation_note"]), growth, too_long)
-    return Trial(replicas, values, True, too_long=too_long)
+        why = str(summary["saturation_note"])
+        return Trial(replicas, values, False, why, growth, too_long, requests=summary["submitted"])
+    return Trial(replicas, values, True, too_long=too_long, requests=summary["submitted"])
 
 
 def look(case: Case, candidate: Candidate) -> Outcome:
@@ -186,6 +200,11 @@ def examine(case: Case, candidate: Candidate, least: int, guess: int, below: int
         most = min(most, below - 1)
     if most < least:
         return Outcome(candidate, PRICE, least=least)
+    if candidate.split is not None:
+        try:
+            most = _joined(case.base, candidate, least, most)
+        except ServecastError as error:
+            return Outcome(candidate, INVALID, least=least, why="; ".join(error.problems))
     trials: dict[int, Trial] = {}
 
     def good(replicas: int) -> bool:
@@ -215,6 +234,21 @@ def examine(case: Case, candidate: Candidate, least: int, guess: int, below: int
     return Outcome(candidate, MEETS, high, least, guess, kept)
 
 
+def _joined(base: Base, candidate: Candidate, least: int, most: int) -> int:
+    """The most units, from `least` on, whose sides something joins: without a network, those of one node. Raises
+    ServecastError where `least` are too many."""
+    setup_of(base, candidate, least)
+    low, high = least, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            setup_of(base, candidate, middle)
+            low = middle
+        except ServecastError:
+            high = middle
+    return low
+
+
 def _stuck(trials: Mapping[int, Trial], before: int, now: int, requirements: tuple[Requirement, ...]) -> bool:
     """Whether more replicas no longer help: what is missed by most was no better with more of them."""
     one, other = trials.get(before), trials[now]
@@ -237,8 +271,3 @@ def why_not(trial: Trial, requirements: tuple[Requirement, ...]) -> str:
         return ""
     requirement, value = worst
     return f"{requirement}: {requirement.shown(value)}"
-
-
-def ignore_interrupts() -> None:
-    """Ctrl-C reaches every process of a terminal; what becomes of the plan is for the first one to say."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

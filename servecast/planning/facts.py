@@ -32,7 +32,6 @@ def facts_of(plan: Plan) -> Facts:
     more = plan.evidence
     too_long = 0 if best is None or best.trial is None else best.trial.too_long
     left = [f"{too_long} requests exceed the engine's max_model_len, and are turned away whatever it runs on"]
-    unpriced = [f"{gpu} is left out: it has no price" for gpu in plan.unpriced]
     return Facts(
         title=f"The cheapest deployment for {plan.scenario.name}",
         traffic=_traffic(plan),
@@ -42,7 +41,9 @@ def facts_of(plan: Plan) -> Facts:
         raised=plan.raised,
         starts=plan.starts,
         verified=tuple(_figures(plan.requirements, trial) for trial in (more.verified if more else ())),
-        verified_requests=plan.verified_requests or enough(plan.requirements),
+        verified_requests=more.verified[0].requests if more else 0,
+        enough_requests=enough(plan.requirements),
+        one_course=plan.one_course,
         headroom=more.headroom if more else None,
         breaks=more.breaks if more else "",
         changes=tuple(
@@ -60,15 +61,15 @@ def facts_of(plan: Plan) -> Facts:
         limit=None if plan.requirements[0].metric == "goodput" else plan.requirements[0].limit,
         prices={gpu: plan.prices[gpu] for gpu in sorted({o.candidate.gpu for o in plan.searched.outcomes})},
         price_source=plan.price_source,
-        notes=(*NOTES, *unpriced, *(left if too_long else ())),
+        notes=(*NOTES, *(left if too_long else ())),
         scenario=dump_yaml(plan.scenario.model_dump(exclude_none=True, exclude_defaults=True, mode="json")),
         version=version("servecast"),
     )
 
 
 def _traffic(plan: Plan) -> str:
-    rate = "a closed loop" if plan.rate is None else f"{plan.rate:.4g} requests a second"
-    return f"{plan.scenario.model}, {rate}; required: {', '.join(map(str, plan.requirements))}"
+    rate = "" if plan.rate is None else f", {plan.rate:.4g} requests a second"
+    return f"{plan.scenario.model}{rate}; required: {', '.join(map(str, plan.requirements))}"
 
 
 def _option(plan: Plan, outcome: Outcome) -> Option:

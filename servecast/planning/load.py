@@ -9,7 +9,6 @@ from servecast.requests import Requests, requests_of
 from workloads.transform import scale_lengths
 
 if TYPE_CHECKING:
-    from servecast.scenario import Scenario
     from servecast.setup import Setup
 
 
@@ -48,17 +47,12 @@ def rate_of(requests: Requests) -> float | None:
     return None if requests.concurrency is not None or not span else (len(arrival_s) - 1) / span
 
 
-def generated(scenario: Scenario) -> bool:
-    """Whether the workload is drawn, so that there is more of it under another seed."""
-    workload = scenario.workload
-    return workload.kind not in ("trace", "prometheus", "servegen")
-
-
 def fresh(setup: Setup, seed: int, requests: int) -> Setup:
-    """The setup under another seed, with at least so many requests where the workload is drawn."""
+    """The setup under another seed, with at least so many requests where they are drawn one by one. A recorded trace
+    stays what it is, unless the scenario samples it or adds jitter."""
     scenario = setup.scenario
     workload = scenario.workload
-    if generated(scenario) and workload.num_requests is not None and workload.num_requests < requests:
+    if workload.kind != "trace" and workload.num_requests is not None and workload.num_requests < requests:
         workload = workload.model_copy(update={"num_requests": requests})
     scenario = scenario.model_copy(update={"seed": seed, "workload": workload})
     lengths = [pool.engine.max_model_len for pool in setup.pools]

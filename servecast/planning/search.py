@@ -5,24 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from multiprocessing import get_context
 
+from servecast.errors import ServecastError
 from servecast.planning.candidates import Candidate
-from servecast.planning.examine import (
-    BOUND,
-    FAILS,
-    INVALID,
-    MEETS,
-    PRICE,
-    Case,
-    Outcome,
-    examine,
-    ignore_interrupts,
-    look,
-)
+from servecast.planning.examine import MEETS, Case, Outcome, examine, look
+from servecast.sweeping.runs import ignore_interrupts
 
 Told = Callable[[str, int, int], None]
 
@@ -39,18 +31,17 @@ class Search:
         """Simulations in all."""
         return sum(len(outcome.trials) for outcome in self.outcomes)
 
-    def counts(self) -> dict[str, int]:
-        """Status -> candidates."""
-        words = (INVALID, BOUND, PRICE, FAILS, MEETS)
-        return {word: sum(outcome.status == word for outcome in self.outcomes) for word in words}
-
 
 @contextmanager
 def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """So many processes that keep what they have set up."""
+    """So many processes that keep what they have set up. Raises ServecastError when one of them is killed."""
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), ignore_interrupts)
     try:
         yield pool
+    except BrokenProcessPool:
+        raise ServecastError(
+            f"one of {jobs} worker processes ended: killed, or out of memory? Try --workers {max(1, jobs // 2)}"
+        ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

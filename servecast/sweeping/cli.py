@@ -12,11 +12,11 @@ import click
 
 from servecast.arguments import scenario_argument, set_option
 from servecast.errors import ServecastError
+from servecast.output import PARTIAL
 
 if TYPE_CHECKING:
     from servecast.sweeping.sweep import Estimate, Progress
 
-PARTIAL = 130
 EVERY_S = 60.0
 """How often progress is said where there is no terminal."""
 

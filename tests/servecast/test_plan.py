@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ import pytest
 from click.testing import CliRunner
 
 from reports.planning.page import plan_html
+from reports.planning.words import answer
 from servecast.cli import main
 from servecast.errors import ServecastError
 from servecast.planning.bounds import bound
 from servecast.planning.candidates import Candidate, candidates
 from servecast.planning.evidence import under
-from servecast.planning.examine import FAILS, MEETS, Case, examine, look, setup_of, trial_of
+from servecast.planning.examine import FAILS, MEETS, Case, Outcome, Trial, examine, look, setup_of, trial_of
 from servecast.planning.facts import facts_of
 from servecast.planning.load import scaled
-from servecast.planning.plan import plan
+from servecast.planning.plan import _Contest, plan
 from servecast.planning.search import search, survey
 from servecast.planning.slo import Requirement, parse_requirements
 from servecast.sweeping.runs import Base
@@ -117,7 +119,7 @@ def test_the_search_finds_what_trying_everything_finds(path: Path) -> None:
                 assert not trial.meets(here.requirements), (str(candidate), replicas)
     again = trial_of(setup_of(here.base, best.candidate, best.replicas), here.requirements, best.replicas)
     assert again.meets(here.requirements)
-    assert found.counts()["price"] > 0  # some were never simulated
+    assert any(outcome.status == "price" for outcome in found.outcomes)  # some were never simulated
 
 
 def test_bounds_leave_out_only_what_cannot_be(path: Path) -> None:
@@ -175,6 +177,56 @@ def test_requirements_count_requests_beyond_them() -> None:
     assert Requirement("ttft", 99.0, 1.0).tail == pytest.approx(0.01)
     assert Requirement("goodput", "share", 0.98).tail == pytest.approx(0.02)
     assert Requirement("ttft", "mean", 1.0).excess(1.5) == pytest.approx(0.5)
+
+
+def test_who_needs_more_replicas_on_fresh_seeds_may_no_longer_be_the_cheapest(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 x 1.1 dollars beat 3 x 1.6 in the search; if it takes 6, they do not."""
+    here = case(path)
+    cheap, dear = Candidate("l40s"), Candidate("a100-sxm")
+    met = Trial(0, (0.1, 0.01), True)
+    outcomes = [Outcome(cheap, MEETS, 4, trials=(replace(met, replicas=4),)), Outcome(dear, MEETS, 3, trials=(met,))]
+    contest = _Contest(here, PRICES, 0, outcomes)
+    monkeypatch.setattr(
+        contest,
+        "_check",
+        lambda candidate, n, pool: [met if candidate == dear or n >= 6 else Trial(n, (9.9, 9.9), True)],
+    )
+    assert contest.winner(Here(), lambda *_: None) == dear  # type: ignore[arg-type]
+    assert contest.replicas[cheap] == 5  # from which on it is dearer
+    assert contest.raised(cheap)
+
+
+def test_a_recorded_trace_is_its_only_check(path: Path, tmp_path: Path) -> None:
+    """No fresh seeds are claimed where there are none, nor requests that there are not."""
+    rows = "\n".join(f"{i / 30:.4f},800,80" for i in range(200))
+    (tmp_path / "trace.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}\n", encoding="utf-8")
+    recorded = tmp_path / "recorded.yaml"
+    recorded.write_text(dump_yaml(SCENARIO | {"workload": {"trace": "trace.csv"}}), encoding="utf-8")
+    found = plan(recorded, REQUIRED, gpus=["h100-sxm"], prices=PRICES, settings={}, tps=(1,), draws=0)
+    facts = facts_of(found)
+    assert facts.one_course
+    assert facts.verified_requests == 200
+    said = " ".join(answer(facts))
+    assert "the 200 recorded requests" in said
+    assert "ask for 2,000" in said
+    assert "fresh seed" not in said
+
+
+@pytest.mark.parametrize("key", ["cluster.autoscale={min: 1, max: 4, target: 32}", "cluster.failures={mtbf: 6h}"])
+def test_a_plan_is_for_a_fixed_number_of_replicas(path: Path, key: str) -> None:
+    with pytest.raises(ServecastError, match="a plan is for a fixed number of replicas"):
+        list(candidates(Base.of(path, [key]).scenario({}), PRICES, {}))
+
+
+def test_splits_are_set_up_anew_for_every_number_of_units(path: Path) -> None:
+    """Which link joins the sides depends on whether all GPUs fit into one node."""
+    base = Base.of(path)
+    apart = Candidate("h100-sxm", split=(1, 2))
+    assert [pool.replicas for pool in setup_of(base, apart, 2).pools] == [2, 4]
+    with pytest.raises(ServecastError, match="link"):
+        setup_of(base, apart, 4)
 
 
 @pytest.fixture(scope="module")
