@@ -188,11 +188,8 @@ def test_who_needs_more_replicas_on_fresh_seeds_may_no_longer_be_the_cheapest(
     met = Trial(0, (0.1, 0.01), True)
     outcomes = [Outcome(cheap, MEETS, 4, trials=(replace(met, replicas=4),)), Outcome(dear, MEETS, 3, trials=(met,))]
     contest = _Contest(here, PRICES, 0, outcomes)
-    monkeypatch.setattr(
-        contest,
-        "_check",
-        lambda candidate, n, pool: [met if candidate == dear or n >= 6 else Trial(n, (9.9, 9.9), True)],
-    )
+    missed = Trial(0, (9.9, 9.9), True)
+    monkeypatch.setattr(contest, "_check", lambda who, n, pool: [met if who == dear or n >= 6 else missed])
     assert contest.winner(Here(), lambda *_: None) == dear  # type: ignore[arg-type]
     assert contest.replicas[cheap] == 5  # from which on it is dearer
     assert contest.raised(cheap)
@@ -227,6 +224,9 @@ def test_splits_are_set_up_anew_for_every_number_of_units(path: Path) -> None:
     assert [pool.replicas for pool in setup_of(base, apart, 2).pools] == [2, 4]
     with pytest.raises(ServecastError, match="link"):
         setup_of(base, apart, 4)
+    outcome = examine(case(path, "p90 ttft < 60s, p90 tpot < 60ms"), apart, 1, 1, 100)
+    assert outcome.status == MEETS
+    assert max(trial.replicas for trial in outcome.trials) == 2
 
 
 @pytest.fixture(scope="module")
