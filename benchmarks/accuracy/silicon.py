@@ -147,8 +147,6 @@ def judged(reference: Path) -> Iterator[tuple[dict[str, Any], Known | None, str 
 
 def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
     """Why a row cannot be run, or None."""
-    if row["mode"] == "disagg" and row["backend"] == "trtllm":
-        return "prefill and decode on separate GPUs in TensorRT-LLM"
     if row["wip"]:
         return "marked as unfinished by its source"
     if "gpt-oss" in row["model_path"] and row["backend"] != "vllm":
@@ -164,13 +162,13 @@ def _missing(row: Mapping[str, Any], known: Known | None) -> str | None:
         return "experts dealt out over some of the GPUs"
     if row["concurrency"] is None:
         return "how many clients there were"
-    if row["mode"] == "disagg" and "DeepSeek" not in row["model_path"]:
-        return "a model with a vision tower, or a setup that is not known"
     if row["mode"] == "disagg" and None in (row["prefill_num_workers"], row["decode_num_workers"]):
         return "how many GPUs read and answer, and with or without speculative decoding: the labels do not tell"
     largest = max(row[name] or 1 for name in ("tp_size", "prefill_tp_size", "decode_tp_size"))
     if largest > (4 if row["system"] == "gb200" else 8):
         return "a group of GPUs over several nodes"
+    if row["mode"] == "disagg" and row["backend"] == "trtllm":
+        return "prefill and decode on separate GPUs in TensorRT-LLM"
     if "DeepSeek" in row["model_path"] and str(row["backend_version"]).endswith(("rc6.post3", "1.1.0rc2.post2")):
         return "speculative decoding"  # the images of InferenceX's MTP runs, whose tokens take half the time
     return None if known else "a model with a vision tower, or a setup that is not known"
