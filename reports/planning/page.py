@@ -21,7 +21,7 @@ MOST = 400
 
 def plan_html(facts: Facts) -> str:
     """The whole page as text."""
-    drawn = {"prices": _prices(facts)} if facts.points else {}
+    drawn = figures_of(facts)
     body = "\n".join(
         [
             f"<h1>{escape(facts.title)}</h1>",
@@ -47,6 +47,11 @@ def plan_html(facts: Facts) -> str:
         ]
     )  # fmt: skip
     return page(f"Plan: {facts.title}", body, drawn, STYLE)
+
+
+def figures_of(facts: Facts) -> dict[str, go.Figure]:
+    """The page's figures, by name."""
+    return {"prices": _prices(facts)} if facts.points else {}
 
 
 def _cards(facts: Facts) -> str:
