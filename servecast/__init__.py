@@ -17,6 +17,7 @@ from servecast.errors import ServecastError
 if TYPE_CHECKING:
     from servecast.comparing.compare import compare
     from servecast.drawing import figures
+    from servecast.explaining.explain import explain
     from servecast.exporting import export
     from servecast.intervals import Intervals, predict_intervals
     from servecast.planning.plan import plan
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from servecast.validation.validate import validate
 
 __all__ = [
-    "Intervals", "Result", "Scenario", "ServecastError", "compare", "differing", "export", "figures", "load_scenario",
+    "Intervals", "Result", "Scenario", "ServecastError", "compare", "differing", "explain", "export", "figures", "load_scenario",
     "plan", "predict_intervals", "serve_line", "set_up", "simulate", "sweep", "validate",
 ]  # fmt: skip
 
@@ -36,6 +37,7 @@ _HOMES = {
     "export": "exporting",
     "Intervals": "intervals",
     "compare": "comparing.compare",
+    "explain": "explaining.explain",
     "figures": "drawing",
     "plan": "planning.plan",
     "predict_intervals": "intervals",
