@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from servecast.validation.validate import validate
 
 __all__ = [
-    "Intervals", "Result", "Scenario", "ServecastError", "compare", "differing", "explain", "export", "figures", "load_scenario",
-    "plan", "predict_intervals", "serve_line", "set_up", "simulate", "sweep", "validate",
+    "Intervals", "Result", "Scenario", "ServecastError", "compare", "differing", "explain", "export", "figures",
+    "load_scenario", "plan", "predict_intervals", "serve_line", "set_up", "simulate", "sweep", "validate",
 ]  # fmt: skip
 
 _HOMES = {

@@ -8,7 +8,7 @@ from calibrate.breakdown import NAMES, Part, Step
 from reports.explaining.facts import Alone, Explained
 from reports.words import gib, percent, quantity
 
-BOUNDS = {"compute": "compute", "bandwidth": "memory bandwidth", "latency": "its kernels' fixed times",
+BOUNDS = {"compute": "compute", "bandwidth": "memory bandwidth", "latency": "kernel latency",
           "link": "the link between GPUs", "host": "the host"}  # fmt: skip
 """What bounds a step or a part of it, in words."""
 
@@ -209,7 +209,7 @@ def assumptions(e: Explained) -> list[str]:
         "One engine, one request or many that are alike; nobody waits. `servecast run` has queues and real lengths.",
         f"Seconds are those that a run would use ({e.pricing or 'prices of kernels'}); FLOPs and bytes are counted "
         "from the model's shapes, and peaks are the datasheet's.",
-        "A part is bound by what it would need longer for at the peaks, or, below a fifth of them, by the fixed times "
-        "of its kernels.",
+        "A part is bound by what it would need longer for at the peaks, or, below a fifth of them, by what its kernels "
+        "take however little they do (kernel latency).",
         "Other number formats change no answer here: whether the model still answers as well is not looked at.",
     ]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.breakdown import Part, Step, step_of, turning_batch
+from calibrate.options import family
 from reports.explaining.facts import Alone, Change, Explained, Kept, Static
 from servecast.errors import ServecastError
 from servecast.pools import PoolSetup, set_up_pool
@@ -17,10 +18,12 @@ from servecast.scenario import Scenario, load_scenario
 from servecast.setup import set_up
 from workloads.trace import Trace
 
+CHANGES = {"fp8 weights": "quantization", "an fp8 KV cache": "kv_cache_dtype"}
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 """Chunks of which it is said how long they hold up those that decode."""
-POINTS, STATIC = 24, 32
-"""In how many places the cost of an answer is looked up along it; the requests of a static batch, at most."""
+POINTS, STATIC, BESIDE = 24, 32, 32
+"""In how many places the cost of an answer is looked up along it; the requests of a static batch, and those that decode
+beside a chunk, at most."""
 
 
 def explain(
@@ -45,20 +48,27 @@ def explain(
     ]
     if problems := [problem for i, pool in enumerate(setup.pools) for problem in _wrong(pool, i, lengths)]:
         raise ServecastError(*map(base.at, problems))
-    changed = {name: load_scenario(scenario, _with(overrides, keys)) for name, keys in _CHANGES.items()}
-    return tuple(_explained(pool, i, trace, lengths, changed, base) for i, pool in enumerate(setup.pools))
 
+    given = overrides if isinstance(overrides, Mapping) else list(overrides)
 
-_CHANGES: Mapping[str, Mapping[str, object]] = {
-    "fp8 weights": {"engine.quantization": "fp8"},
-    "an fp8 KV cache": {"engine.kv_cache_dtype": "fp8"},
-}
+    def changed(index: int) -> Iterator[Change]:
+        pool = setup.pools[index]
+        for name, field in CHANGES.items():
+            option = pool.engine.name_of(field)
+            allowed = family(pool.engine.engine)["options"].get(option, [])
+            values = [value for value in allowed if isinstance(value, str) and value.startswith("fp8")]
+            if not values:
+                yield Change(name, why=f"{pool.engine.preset} has no option for it")
+                continue
+            key = f"engine.{option}"
+            more = {**given, key: values[0]} if isinstance(given, Mapping) else [*given, f"{key}={values[0]}"]
+            try:
+                yield _change(name, load_scenario(scenario, more), index, pool, lengths)
+            except ServecastError as error:
+                yield Change(name, why=error.problems[0])
 
-
-def _with(overrides: Iterable[str] | Mapping[str, object], keys: Mapping[str, object]) -> Any:
-    if isinstance(overrides, Mapping):
-        return {**overrides, **keys}
-    return [*overrides, *(f"{key}={value}" for key, value in keys.items())]
+    several = len(setup.pools) > 1
+    return tuple(_explained(pool, several, trace, lengths, changed(i)) for i, pool in enumerate(setup.pools))
 
 
 def _wrong(pool: PoolSetup, index: int, lengths: list[int]) -> Iterator[str]:
@@ -87,8 +97,8 @@ class _Engine:
 
     def __init__(self, pool: PoolSetup) -> None:
         self.pool = pool
-        self.pieces = pool.engine.ubatch_tokens
-        self.budget = min(pool.engine.max_num_batched_tokens, self.pieces or 2**62)
+        limits = pool.engine.max_num_batched_tokens, pool.engine.max_model_len, pool.engine.ubatch_tokens
+        self.budget = min(limit for limit in limits if limit is not None)
 
     def step(self, chunks: list[tuple[int, int]], decodes: int, kv_tokens: int) -> Step:
         """Parts of one step."""
@@ -154,19 +164,19 @@ def _together(steps: list[Step]) -> Step:
 
 
 def _explained(
-    pool: PoolSetup, index: int, trace: Trace, lengths: list[int], changed: Mapping[str, Scenario], base: Scenario
+    pool: PoolSetup, several: bool, trace: Trace, lengths: list[int], changes: Iterable[Change]
 ) -> Explained:
     engine, (prompt, output) = _Engine(pool), lengths
     longest = _longest(pool)
     kept, context = engine.kept(prompt, output), prompt + output // 2
     batches = [*_doubling(1, kept.at_once), kept.at_once]
-    beside = min(kept.at_once, 32)
-    chunks = [n for n in CHUNKS if n < engine.budget - beside] + [engine.budget - beside]
+    beside = min(kept.at_once, BESIDE, pool.engine.max_num_seqs - 1)
+    chunks = [n for n in CHUNKS if n < engine.budget - beside] + [engine.budget - beside] if beside else []
     kv = beside * context
     model, layout, gpu = pool.model, pool.layout, pool.gpu
     return Explained(
         setup=f"{model.name} on {layout.gpus} x {gpu.id}, {pool.engine.preset}",
-        pool=pool.name if len(base.cluster.pools) > 1 else "",
+        pool=pool.name if several else "",
         gpus=layout.gpus,
         prompt=prompt,
         output=output,
@@ -179,14 +189,14 @@ def _explained(
         by_length={n: engine.prompt(n) for n in [*_doubling(16, longest - 1), longest - 1]},
         by_batch={n: engine.step([], n, n * context) for n in dict.fromkeys(batches)},
         by_context={n: engine.step([], 1, n) for n in [*_doubling(16, longest - 1), longest - 1]},
-        by_chunk={0: engine.decode_s(beside, kv)}
+        by_chunk=({0: engine.decode_s(beside, kv)} if beside else {})
         | {n: engine.step([(n, 0)], beside, kv).seconds for n in chunks if n > 0},
         beside=beside,
         turns_empty=turning_batch(model, layout, gpu, 0),
         turns=turning_batch(model, layout, gpu, context),
         half_cached_s=engine.alone(prompt, output).front_end_s + engine.prompt(prompt, prompt // 2).seconds,
         static=_static(trace, min(kept.at_once, STATIC)),
-        changes=tuple(_change(name, scenario, index, lengths, kept.at_once) for name, scenario in changed.items()),
+        changes=tuple(changes),
         pricing=str(pool.cost.provenance.get("kind", "")),
         version=version("servecast"),
     )
@@ -212,13 +222,14 @@ def _static(trace: Trace, batch: int) -> Static | None:
     return Static(batch, *wasted)
 
 
-def _change(name: str, scenario: Scenario, index: int, lengths: list[int], batch: int) -> Change:
+def _change(name: str, scenario: Scenario, index: int, was: PoolSetup, lengths: list[int]) -> Change:
+    """The pool at `index` as this scenario has it. Raises ServecastError where it cannot be."""
     problems: list[str] = []
     pool = set_up_pool(scenario, index, problems)
     if not isinstance(pool, PoolSetup):
-        return Change(name, why=problems[0] if problems else "it cannot be set up")
+        raise ServecastError(*map(scenario.at, problems))
     engine, (prompt, output) = _Engine(pool), lengths
-    most = min(batch, pool.engine.max_num_seqs)
+    most = min(_Engine(was).kept(prompt, output).at_once, pool.engine.max_num_seqs)
     return Change(
         name,
         engine.alone(prompt, output),
