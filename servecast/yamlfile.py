@@ -21,7 +21,7 @@ MAX_VALUES = 20_000
 _FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
 
 _WORDS = {"engine": "preset", "router": "kind"}
-"""Keys that may hold one word in place of a mapping -> the mapping's key that the word is, beside which others are set."""
+"""Keys that may hold one word in place of a mapping -> the mapping's key that the word is; others are set beside it."""
 
 _HINTS = {
     "another document": ": a second document begins here (---), and a scenario file holds one",
