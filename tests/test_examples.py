@@ -115,9 +115,10 @@ def gpu_for_8b() -> None:
     """Three L40S are the cheapest at 8 a second and slow; at 30 the H100 is the cheapest."""
     plans = [f"{PLAN} --set workload.num_requests={count}" for count in (300, 600)]
     compared = "--set workload.num_requests=200 --seeds 2 --workers 1"
-    few, many, found = answers("gpu-for-8b", *plans, compared, percentile="p85")
+    few, many, found = answers("gpu-for-8b", *plans, compared, percentile="p80")
     assert (few["answer"]["gpu"], few["answer"]["gpus"], few["runner_up"]["gpu"]) == ("l40s", 3, "h100-sxm")
-    assert many["answer"]["gpu"] == "h100-sxm"
+    dollars = {each["gpu"]: each["dollars_per_hour"] for each in many["options"] if each["status"] == "meets"}
+    assert min(dollars, key=dollars.__getitem__) == "h100-sxm"
     h100, l40s, h200 = values(found, "p50_tpot_ms")
     assert h200 < h100 < l40s / 3
     h100, l40s, h200 = values(found, "cost_per_million_output_tokens")
