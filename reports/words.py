@@ -18,11 +18,15 @@ NONE = "–"
 METRICS = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "ITL": "itl_ms", "E2E": "e2el_ms"}
 """The latencies that people compare, and the end of their keys in `Result.summary()` (milliseconds)."""
 
+SHOWN = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "ITL": "itl_ms", "longest gap": "longest_gap_ms", "E2E": "e2el_ms"}
+"""Those of a run's own table."""
+
 DEFINITIONS = {
     "TTFT": "time to first token: from a request's arrival to its first output token; waiting in the queue counts",
     "TPOT": "time per output token after the first, averaged over each request; undefined, and left out, for requests "
     "with one output token",
     "ITL": "inter-token latency: the time between two consecutive tokens of a request, over all tokens of all requests",
+    "Longest gap": "the longest time between two consecutive tokens of each request: how badly its stream stuttered",
     "E2E": "end-to-end latency: from a request's arrival to its last token",
     "Queue time": "from a request's arrival to the start of the first step that works on it",
     "Own prompt, others' prompts, decoding": "how the time of steps is divided: a step that holds prompts decodes for "

@@ -23,6 +23,7 @@ from sim.occupancy import handed_over, occupancy, pool_summaries, stage_shares
 from sim.presence import Presence
 from sim.spent import Spent
 from sim.steplog import CANCELLED, FAILED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
+from sim.stutter import longest_gaps
 
 if TYPE_CHECKING:
     import polars as pl
@@ -80,9 +81,18 @@ class Result:
         return pl.concat(self._request_frames(), rechunk=True)
 
     def _request_frames(self) -> Iterator[pl.DataFrame]:
+        gaps, done = self._of_all(self.longest_gaps), 0
         for rows in self._rows.blocks():
             named = None if self.classes is None else np.array(self.classes.names)[self.classes.of(rows)]
-            yield tables.request_frame(rows, named)
+            count = len(rows["id"])
+            yield tables.request_frame(rows, gaps[done : done + count], named)
+            done += count
+
+    def _of_all(self, finished: Floats) -> Floats:
+        """A column of the finished requests as one of all; NaN for the others."""
+        found = np.full(self._rows.height, np.nan)
+        found[np.isin(self._rows["outcome"], FINISHED)] = finished
+        return found
 
     @cached_property
     def transfers(self) -> pl.DataFrame:
@@ -128,6 +138,8 @@ class Result:
         float64[n]; NaN where a time, and -1 where a step does not exist.
         """
         rows = self._finished if finished else self._rows
+        if name == "longest_gap_s":
+            return self.longest_gaps if finished else self._of_all(self.longest_gaps)
         return tables.DERIVED[name](rows) if name in tables.DERIVED else rows[name]
 
     def step_blocks(self) -> Iterator[Table]:
@@ -138,6 +150,13 @@ class Result:
     def itl(self) -> Distribution:
         """The distribution of the time between consecutive tokens, in seconds, over all requests."""
         return metrics.itl(list(self._steps.blocks()), self._gaps)
+
+    @cached_property
+    def longest_gaps(self) -> Floats:
+        """float64[finished], by id: see `sim.stutter.longest_gaps`; of pipelines, whose batches take turns, all NaN."""
+        if self._stages.height:
+            return np.full(self.finished, np.nan)
+        return longest_gaps(self._finished, self._steps, self._gaps)
 
     def itl_within(self, edges_s: Floats) -> list[Distribution]:
         """The same of each of the spans between edges [n + 1], of the rows of the log that begin in it."""
@@ -242,6 +261,8 @@ class Result:
         out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
         out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
         out |= self.itl.summary("itl_ms", 1e3)
+        gaps = self.longest_gaps
+        out |= Distribution.of(gaps[~np.isnan(gaps)]).summary("longest_gap_ms", 1e3)
         out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
         out |= Distribution.of(metrics.queue_s(done)).summary("queue_ms", 1e3)
         out |= Distribution.of(done["first_token_s"] - done["scheduled_s"]).summary("prefill_latency_ms", 1e3)
