@@ -23,15 +23,17 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A configuration: `what` it is, with so many replicas (or units), GPUs and dollars per hour; `status` as
-    `servecast.planning.examine` says it, and `why`. `figures` of the run with that many; `tried`: replicas ->
-    whether they meet everything."""
+    """A configuration: `what` it is, with so many replicas (or units), GPUs, and dollars per hour for the `charged`
+    GPUs, of which the idle ones hold `free` replicas more; `status` as `servecast.planning.examine` says it, and `why`.
+    `figures` of the run with that many; `tried`: replicas -> whether they meet everything."""
 
     what: str
     gpu: str
     status: str
     replicas: int
     gpus: int
+    charged: int
+    free: int
     dollars_per_hour: float | None
     why: str
     figures: tuple[Figure, ...] = ()

@@ -36,8 +36,9 @@ def replicas(option: Option, spare: int = 0) -> str:
 
 
 def gpus(option: Option) -> str:
-    """`12 GPUs`."""
-    return f"{option.gpus:,} GPU{'s' * (option.gpus != 1)}"
+    """`12 GPUs`, `12 GPUs (16 paid for)`."""
+    more = f" ({option.charged:,} paid for)" if option.charged > option.gpus else ""
+    return f"{option.gpus:,} GPU{'s' * (option.gpus != 1)}{more}"
 
 
 def missed(figures: tuple[Figure, ...]) -> str:
@@ -57,6 +58,9 @@ def answer(facts: Facts) -> Iterator[str]:
         return
     price = best.dollars_per_hour or 0.0
     yield f"{replicas(best, facts.spare)}: {gpus(best)}, {dollars(price)} an hour, {a_month(price)} a month."
+    if best.charged > best.gpus:
+        free = f"; {best.free} more replica{'s' * (best.free != 1)} would cost nothing" if best.free else ""
+        yield f"{best.charged - best.gpus} of the GPUs that are paid for stand idle{free}."
     yield _checked(facts)
     if facts.headroom is None:
         yield "It carries four times this traffic, the most that was tried."

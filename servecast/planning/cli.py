@@ -69,6 +69,7 @@ def _budget(word: str | None) -> float | None:
     "--vary", multiple=True, metavar="KEY=VALUES", help="Limits to choose from. [default: vLLM's batch limits]"
 )
 @click.option("--spare", type=click.IntRange(0, 1000), default=0, metavar="N", help="Replicas beside those needed.")
+@click.option("--whole-nodes", is_flag=True, help="GPUs are rented by the node: eights, or racks of 72.")
 @click.option("--max-gpus", type=click.IntRange(1, 100_000), default=1024, metavar="N", help="[default: 1024]")
 @click.option("--draws", type=click.IntRange(0, 200), default=10, metavar="N", help="Draws of the error. [default: 10]")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at a time. [default: one a core]")
@@ -91,6 +92,7 @@ def plan(
     split: str | None,
     vary: tuple[str, ...],
     spare: int,
+    whole_nodes: bool,
     max_gpus: int,
     draws: int,
     workers: int | None,
@@ -109,9 +111,10 @@ def plan(
     from servecast.planning.facts import facts_of
     from servecast.planning.plan import plan as find
     from servecast.planning.prices import prices_of
+    from servecast.planning.rent import Rent
     from servecast.sweeping.backends import cores
 
-    prices, source = prices_of(price_set, own)
+    rent = Rent(*prices_of(price_set, own), whole_nodes=whole_nodes, spare=spare, most=max_gpus)
     settings = None
     if vary:
         settings = _settings(vary)
@@ -119,9 +122,8 @@ def plan(
     try:
         found = find(
             scenario, slo, overrides=overrides, gpus=[g.strip() for g in gpus.split(",")] if gpus else (),
-            prices=prices, price_source=source, settings=settings, tps=_numbers(tps, "--tp"), pps=_numbers(pps, "--pp"),
-            splits=_splits(split), budget=_budget(budget), most_gpus=max_gpus, spare=spare, draws=draws,
-            jobs=workers or cores(), told=show,
+            rent=rent, settings=settings, tps=_numbers(tps, "--tp"), pps=_numbers(pps, "--pp"), splits=_splits(split),
+            budget=_budget(budget), draws=draws, jobs=workers or cores(), told=show,
         )  # fmt: skip
     except KeyboardInterrupt:
         click.echo("Ended early: a plan has no part that could be kept.", err=True)

@@ -28,7 +28,7 @@ def facts_of(plan: Plan) -> Facts:
     answer = None
     if best is not None:
         trials = plan.evidence.verified if plan.evidence else ()
-        answer = _shown(plan, best, plan.replicas, plan.spare, trials[0] if trials else best.trial)
+        answer = _shown(plan, best, plan.replicas, plan.rent.spare, trials[0] if trials else best.trial)
     more = plan.evidence
     too_long = 0 if best is None or best.trial is None else best.trial.too_long
     left = [f"{too_long} requests exceed the engine's max_model_len, and are turned away whatever it runs on"]
@@ -37,7 +37,7 @@ def facts_of(plan: Plan) -> Facts:
         traffic=_traffic(plan),
         required=tuple(map(str, plan.requirements)),
         answer=answer,
-        spare=plan.spare,
+        spare=plan.rent.spare,
         raised=plan.raised,
         starts=plan.starts,
         verified=tuple(_figures(plan.requirements, trial) for trial in (more.verified if more else ())),
@@ -59,8 +59,8 @@ def facts_of(plan: Plan) -> Facts:
         simulations=plan.searched.simulated,
         points=tuple(_points(plan)),
         limit=None if plan.requirements[0].metric == "goodput" else plan.requirements[0].limit,
-        prices={gpu: plan.prices[gpu] for gpu in sorted({o.candidate.gpu for o in plan.searched.outcomes})},
-        price_source=plan.price_source,
+        prices={gpu: plan.rent.prices[gpu] for gpu in sorted({o.candidate.gpu for o in plan.searched.outcomes})},
+        price_source=plan.rent.source,
         notes=(*NOTES, *(left if too_long else ())),
         scenario=dump_yaml(plan.scenario.model_dump(exclude_none=True, exclude_defaults=True, mode="json")),
         version=version("servecast"),
@@ -77,19 +77,22 @@ def _option(plan: Plan, outcome: Outcome) -> Option:
 
 
 def _with_spare(plan: Plan, outcome: Outcome) -> Option:
-    return _shown(plan, outcome, outcome.replicas, plan.spare, outcome.trial)
+    return _shown(plan, outcome, outcome.replicas, plan.rent.spare, outcome.trial)
 
 
 def _shown(plan: Plan, outcome: Outcome, replicas: int, spare: int, trial: Trial | None) -> Option:
     candidate = outcome.candidate
     count = replicas + spare if replicas else 0
+    charged = plan.rent.charged(candidate, count)
     return Option(
         what=str(candidate),
         gpu=candidate.gpu,
         status=outcome.status,
         replicas=replicas,
         gpus=count * candidate.gpus,
-        dollars_per_hour=plan.price(candidate, count) if count else None,
+        charged=charged,
+        free=plan.rent.held(candidate, charged) - count,
+        dollars_per_hour=plan.rent.price(candidate, count) if count else None,
         why="" if outcome.status == MEETS else outcome.why,
         figures=() if trial is None else _figures(plan.requirements, trial),
         tried={t.replicas: t.meets(plan.requirements) for t in outcome.trials},
@@ -112,6 +115,6 @@ def _points(plan: Plan) -> list[Point]:
             value, *rest = trial.values
             good = trial.keeps_up and all(r.met(v) for r, v in zip(others, rest, strict=True))
             if good and value is not None and first.metric != "goodput":
-                price = plan.price(outcome.candidate, trial.replicas + plan.spare)
+                price = plan.rent.price(outcome.candidate, trial.replicas + plan.rent.spare)
                 found.append(Point(price, value, f"{trial.replicas} x {outcome.candidate}", first.met(value)))
     return found

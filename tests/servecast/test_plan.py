@@ -18,11 +18,13 @@ from servecast.cli import main
 from servecast.errors import ServecastError
 from servecast.planning.bounds import bound
 from servecast.planning.candidates import Candidate, candidates
+from servecast.planning.contest import Contest
 from servecast.planning.evidence import under
 from servecast.planning.examine import FAILS, MEETS, Case, Outcome, Trial, examine, look, setup_of, trial_of
 from servecast.planning.facts import facts_of
 from servecast.planning.load import scaled
-from servecast.planning.plan import _Contest, plan
+from servecast.planning.plan import plan
+from servecast.planning.rent import Rent
 from servecast.planning.search import search, survey
 from servecast.planning.slo import Requirement, parse_requirements
 from servecast.sweeping.runs import Base
@@ -57,7 +59,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def case(path: Path, *required: str) -> Case:
-    return Case(Base.of(path), parse_requirements(required or REQUIRED), 64)
+    return Case(Base.of(path), parse_requirements(required or REQUIRED), Rent(PRICES, most=64))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_the_search_finds_what_trying_everything_finds(path: Path) -> None:
     """The cheapest configuration, and the fewest replicas of it, over all of them one by one."""
     here, all_of = case(path), list(candidates(Base.of(path).scenario({}), PRICES, {}, tps=(1, 2)))
     found, todo = survey(here, all_of, Here(), lambda *_: None)  # type: ignore[arg-type]
-    found.outcomes += search(here, todo, PRICES, Here(), 1)  # type: ignore[arg-type]
+    found.outcomes += search(here, todo, Here(), 1)  # type: ignore[arg-type]
     best = min((o for o in found.outcomes if o.status == MEETS), key=lambda o: PRICES[o.candidate.gpu] * o.gpus)
     price = PRICES[best.candidate.gpu] * best.gpus
     for candidate in all_of:
@@ -152,14 +154,13 @@ def test_a_candidate_that_fails_says_which_requirement_and_by_how_much(path: Pat
 def test_requests_that_no_deployment_serves_are_left_out(path: Path) -> None:
     """Longer than max_model_len: that is the scenario's business, whatever it runs on."""
     long = Base.of(path, ["workload.lengths.prompt={kind: uniform, low: 800, high: 4200}"])
-    here = Case(long, parse_requirements(REQUIRED), 64)
+    here = Case(long, parse_requirements(REQUIRED), Rent(PRICES, most=64))
     setup = setup_of(long, Candidate("h100-sxm"), 4)
     trial = trial_of(setup, here.requirements, 4)
     assert trial.too_long > 0
     assert not trial.hopeless
-    small = Case(
-        Base.of(path, ["engine.num_gpu_blocks_override=40", "engine.max_model_len=700"]), here.requirements, 64
-    )
+    few = ["engine.num_gpu_blocks_override=40", "engine.max_model_len=700"]
+    small = Case(Base.of(path, few), here.requirements, here.rent)
     assert trial_of(setup_of(small.base, Candidate("l40s")), small.requirements, 1).too_long == 300
 
 
@@ -187,7 +188,7 @@ def test_who_needs_more_replicas_on_fresh_seeds_may_no_longer_be_the_cheapest(
     cheap, dear = Candidate("l40s"), Candidate("a100-sxm")
     met = Trial(0, (0.1, 0.01), True)
     outcomes = [Outcome(cheap, MEETS, 4, trials=(replace(met, replicas=4),)), Outcome(dear, MEETS, 3, trials=(met,))]
-    contest = _Contest(here, PRICES, 0, outcomes)
+    contest = Contest(here, outcomes)
     missed = Trial(0, (9.9, 9.9), True)
     monkeypatch.setattr(contest, "_check", lambda who, n, pool: [met if who == dear or n >= 6 else missed])
     assert contest.winner(Here(), lambda *_: None) == dear  # type: ignore[arg-type]
@@ -201,7 +202,7 @@ def test_a_recorded_trace_is_its_only_check(path: Path, tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}\n", encoding="utf-8")
     recorded = tmp_path / "recorded.yaml"
     recorded.write_text(dump_yaml(SCENARIO | {"workload": {"trace": "trace.csv"}}), encoding="utf-8")
-    found = plan(recorded, REQUIRED, gpus=["h100-sxm"], prices=PRICES, settings={}, tps=(1,), draws=0)
+    found = plan(recorded, REQUIRED, gpus=["h100-sxm"], rent=Rent(PRICES), settings={}, tps=(1,), draws=0)
     facts = facts_of(found)
     assert facts.one_course
     assert facts.verified_requests == 200
@@ -232,8 +233,7 @@ def test_splits_are_set_up_anew_for_every_number_of_units(path: Path) -> None:
 @pytest.fixture(scope="module")
 def found(path: Path) -> Any:
     return plan(
-        path, REQUIRED, gpus=["h100-sxm", "l40s"], prices=PRICES, price_source="a test", settings={}, tps=(1,),
-        draws=2, spare=1,
+        path, REQUIRED, gpus=["h100-sxm", "l40s"], rent=Rent(PRICES, "a test", spare=1), settings={}, tps=(1,), draws=2,
     )  # fmt: skip
 
 
@@ -301,3 +301,54 @@ def test_mistakes_are_said(path: Path, args: tuple[str, ...], said: str) -> None
     assert done.exit_code == 2
     assert said in done.output
     assert "Traceback" not in done.output
+
+
+def test_whole_nodes_are_paid_for_where_gpus_are_rented_so() -> None:
+    """Six GPUs take an eight; two replicas of three take one too, and three take two: none lies across nodes."""
+    single, whole = Rent(PRICES), Rent(PRICES, whole_nodes=True)
+    pair, three = Candidate("h100-sxm", tp=2), Candidate("h100-sxm", tp=3)
+    assert (single.charged(pair, 3), whole.charged(pair, 3)) == (6, 8)
+    assert [whole.charged(three, n) for n in (1, 2, 3)] == [8, 8, 16]
+    assert whole.price(pair, 5) == 16 * 3.5
+    assert Rent({}, whole_nodes=True).charged(Candidate("gb200", tp=4), 1) == 72
+    assert single.charged(Candidate("h100-sxm", tp=4, pp=3), 2) == 32  # larger than a node: whole ones anyhow
+    assert whole.charged(Candidate("h100-sxm", split=(1, 2)), 3) == 16
+
+
+@pytest.mark.parametrize("rent", [Rent(PRICES), Rent(PRICES, whole_nodes=True), Rent(PRICES, spare=2, most=30)])
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        Candidate("h100-sxm"),
+        Candidate("h100-sxm", tp=3),
+        Candidate("h100-sxm", tp=8, pp=2),
+        Candidate("l40s", tp=2, split=(1, 2)),
+    ],
+)
+def test_what_can_be_afforded_is_what_costs_less(rent: Rent, candidate: Candidate) -> None:
+    for dollars in (0.5, 7.0, 28.0, 28.1, 100.0):
+        fits = [
+            n
+            for n in range(1 - rent.spare, 200)
+            if rent.price(candidate, n + rent.spare) < dollars - 1e-6
+            and rent.charged(candidate, n + rent.spare) <= rent.most
+        ]
+        assert rent.affords(candidate, dollars) == max(fits, default=-rent.spare)
+
+
+def test_no_more_gpus_than_there_may_be(path: Path) -> None:
+    here = Case(Base.of(path), parse_requirements(REQUIRED), Rent(PRICES, spare=1, most=2))
+    assert examine(here, Candidate("h100-sxm"), 1, 1, None).status in (MEETS, FAILS)
+    outcome = examine(here, Candidate("h100-sxm", tp=2), 1, 1, None)
+    assert (outcome.status, outcome.why) == ("bound", "it takes 4 GPUs, of 2 that there may be")
+
+
+def test_idle_gpus_of_whole_nodes_are_said(path: Path) -> None:
+    found = plan(path, REQUIRED, gpus=["a100-sxm"], rent=Rent(PRICES, whole_nodes=True), settings={}, tps=(1,), draws=0)
+    best = facts_of(found).answer
+    assert best is not None
+    assert best.charged == 8 > best.gpus
+    assert best.dollars_per_hour == pytest.approx(8 * 1.6)
+    said = " ".join(answer(facts_of(found)))
+    assert f"({8} paid for)" in said
+    assert f"{8 - best.gpus} of the GPUs that are paid for stand idle; {8 - best.gpus} more replicas" in said
