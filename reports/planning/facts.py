@@ -61,6 +61,45 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Month:
+    """A month, the first is 1: the traffic as a `factor` on today's, and the fleet that it takes, spare replicas
+    included; None where that is more than there may be."""
+
+    number: int
+    factor: float
+    replicas: int | None
+    gpus: int | None
+    dollars: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """So many replicas, spare ones included, from month `since` on. `carries`: the largest factor on today's traffic
+    that was found to be met; `proven`: a few percent more is not."""
+
+    replicas: int
+    gpus: int
+    charged: int
+    dollars: float
+    since: int
+    carries: float
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The answer under traffic that is `1 + rate` times as much every month. `dollars` over all months, None where one
+    takes more GPUs than there may be. `over_budget`: the first month that takes more than the budget."""
+
+    rate: float
+    months: tuple[Month, ...]
+    fleets: tuple[Fleet, ...]
+    dollars: float | None
+    over_budget: int | None
+    simulations: int
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """A plan. `answer` is None where nothing meets the requirements, and `closest` then misses by least.
 
@@ -68,11 +107,13 @@ class Facts:
     `verified_requests` requests, of which the percentiles ask for `enough_requests`, or, where no seed changes the
     requests (`one_course`), of the run itself; `raised`: replicas that these runs added. `headroom`: the factor on
     the traffic up to which all is met, None beyond what was tried; `breaks`: what fails there. `draws` of the error
-    of prices, of which `draws_met` meet everything. `limit`: that of the `points`, in seconds.
+    of prices, of which `draws_met` meet everything. `limit`: that of the `points`, in seconds. `rate`: requests per
+    second, None of closed loops.
     """
 
     title: str
     traffic: str
+    rate: float | None
     required: tuple[str, ...]
     answer: Option | None
     spare: int
@@ -94,6 +135,7 @@ class Facts:
     simulations: int
     points: tuple[Point, ...]
     limit: float | None
+    growth: Growth | None
     prices: Mapping[str, float]
     price_source: str
     notes: tuple[str, ...]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 
 import plotly.graph_objects as go
 
 from reports import look
 from reports.page import card, figure, page
-from reports.planning import words
+from reports.planning import growth, words
 from reports.planning.facts import Facts, Figure, Option
 
 STYLE = """.wide { overflow-x: auto; } .wide td, .wide th { white-space: nowrap; } .wide td.why { white-space: normal;
@@ -21,7 +21,8 @@ MOST = 400
 
 def plan_html(facts: Facts) -> str:
     """The whole page as text."""
-    drawn = {"prices": _prices(facts)} if facts.points else {}
+    drawn = {"growth": growth.drawn(facts, facts.growth)} if facts.growth and facts.growth.fleets else {}
+    drawn |= {"prices": _prices(facts)} if facts.points else {}
     body = "\n".join(
         [
             f"<h1>{escape(facts.title)}</h1>",
@@ -31,11 +32,8 @@ def plan_html(facts: Facts) -> str:
             _cards(facts),
             *_verified(facts),
             *_changes(facts),
-            *(
-                figure(name, "What each simulated configuration costs, and its first required latency; the line is the "
-                "cheapest that was found for each limit")
-                for name in drawn
-            ),
+            *_growth(facts),
+            *_curve(facts),
             "<h2>All configurations</h2>",
             f"<p>{escape(words.considered(facts))}</p>",
             _options(facts),
@@ -92,6 +90,32 @@ def _changes(facts: Facts) -> Iterator[str]:
         rows.append(f"<tr><td>{words.changed(change.what, change.factor)}</td><td>{escape(then)}</td>{cells}</tr>")
     heads = "".join(f"<th>{escape(f.required)}</th>" for f in facts.changes[0].figures)
     yield f'<div class="wide"><table><tr><th>if there is</th><th>then</th>{heads}</tr>{"".join(rows)}</table></div>'
+
+
+def _growth(facts: Facts) -> Iterator[str]:
+    if facts.growth is None:
+        return
+    yield "<h2>As traffic grows</h2>"
+    yield "".join(f"<p>{escape(sentence)}</p>" for sentence in growth.sentences(facts.growth))
+    if facts.growth.fleets:
+        yield _table(growth.HEADS, (growth.row(facts, fleet) for fleet in facts.growth.fleets))
+        yield figure("growth", "What each month costs, and the traffic against what that month's fleet carries")
+
+
+def _curve(facts: Facts) -> Iterator[str]:
+    if facts.points:
+        yield figure(
+            "prices",
+            "What each simulated configuration costs, and its first required latency; the line is the cheapest that "
+            "was found for each limit",
+        )
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Words and numbers, escaped here."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
 
 
 def _options(facts: Facts) -> str:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports.planning import words
+from reports.planning import growth, words
 from reports.planning.facts import Facts, Option
 
 ROWS = 8
@@ -33,6 +33,15 @@ def print_plan(facts: Facts, console: Console) -> None:
         for change in facts.changes:
             then = "all is met" if change.met else words.missed(change.figures) or "work piles up"
             table.add_row(words.changed(change.what, change.factor), then)
+        console.print(table)
+        console.print()
+    if facts.growth is not None:
+        for sentence in growth.sentences(facts.growth):
+            console.print(Text(sentence), highlight=False)
+        console.print()
+        table = _table(*growth.HEADS)
+        for fleet in facts.growth.fleets:
+            table.add_row(*growth.row(facts, fleet))
         console.print(table)
         console.print()
     table = _table("configuration", "GPUs", "$ an hour", "", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reports.planning.facts import HOURS_A_MONTH, Facts, Figure, Option
-from reports.words import NONE
+from reports.words import NONE, quantity
 
 STATUS = {
     "meets": "meets everything",
@@ -39,6 +39,12 @@ def gpus(option: Option) -> str:
     """`12 GPUs`, `12 GPUs (16 paid for)`."""
     more = f" ({option.charged:,} paid for)" if option.charged > option.gpus else ""
     return f"{option.gpus:,} GPU{'s' * (option.gpus != 1)}{more}"
+
+
+def traffic(rate: float | None, factor: float) -> str:
+    """So many times the traffic of `rate` requests a second: `12.4 requests/s`, or, of a closed loop, `1.3 times the
+    clients`."""
+    return f"{factor:.3g} times the clients" if rate is None else f"{quantity(rate * factor)} requests/s"
 
 
 def missed(figures: tuple[Figure, ...]) -> str:

@@ -71,6 +71,8 @@ def _budget(word: str | None) -> float | None:
 @click.option("--spare", type=click.IntRange(0, 1000), default=0, metavar="N", help="Replicas beside those needed.")
 @click.option("--whole-nodes", is_flag=True, help="GPUs are rented by the node: eights, or racks of 72.")
 @click.option("--max-gpus", type=click.IntRange(1, 100_000), default=1024, metavar="N", help="[default: 1024]")
+@click.option("--growth", metavar="RATE", help="More traffic every month, what that takes: 10%/month or 100%/year.")
+@click.option("--months", type=click.IntRange(1, 120), metavar="N", help="So many of them. [default: 12]")
 @click.option("--draws", type=click.IntRange(0, 200), default=10, metavar="N", help="Draws of the error. [default: 10]")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at a time. [default: one a core]")
 @set_option
@@ -94,6 +96,8 @@ def plan(
     spare: int,
     whole_nodes: bool,
     max_gpus: int,
+    growth: str | None,
+    months: int | None,
     draws: int,
     workers: int | None,
     overrides: tuple[str, ...],
@@ -107,14 +111,18 @@ def plan(
     \b
     servecast plan scenario.yaml --slo "p99 ttft < 1s, p95 tpot < 50ms"
     servecast plan scenario.yaml --slo "p99 ttft < 1s" --gpus h100-sxm,l40s --budget 40/h --spare 1
+    servecast plan scenario.yaml --slo "p99 ttft < 1s" --growth 10%/month --months 24
     """
     from servecast.planning.facts import facts_of
+    from servecast.planning.growth import growth_rate
     from servecast.planning.plan import plan as find
     from servecast.planning.prices import prices_of
     from servecast.planning.rent import Rent
     from servecast.sweeping.backends import cores
 
     rent = Rent(*prices_of(price_set, own), whole_nodes=whole_nodes, spare=spare, most=max_gpus)
+    if months is not None and growth is None:
+        raise ServecastError("--months: of what? Give --growth too, such as 10%/month")
     settings = None
     if vary:
         settings = _settings(vary)
@@ -123,7 +131,8 @@ def plan(
         found = find(
             scenario, slo, overrides=overrides, gpus=[g.strip() for g in gpus.split(",")] if gpus else (),
             rent=rent, settings=settings, tps=_numbers(tps, "--tp"), pps=_numbers(pps, "--pp"), splits=_splits(split),
-            budget=_budget(budget), draws=draws, jobs=workers or cores(), told=show,
+            budget=_budget(budget), draws=draws, growth=None if growth is None else growth_rate(growth),
+            months=months or 12, jobs=workers or cores(), told=show,
         )  # fmt: skip
     except KeyboardInterrupt:
         click.echo("Ended early: a plan has no part that could be kept.", err=True)

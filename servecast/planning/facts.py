@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from reports.planning import growth
 from reports.planning.facts import Change, Facts, Figure, Option, Point
+from servecast.planning.course_facts import growth_facts
 from servecast.planning.evidence import enough
 from servecast.planning.examine import MEETS, Outcome, Trial
 from servecast.planning.slo import Requirement
@@ -32,9 +34,11 @@ def facts_of(plan: Plan) -> Facts:
     more = plan.evidence
     too_long = 0 if best is None or best.trial is None else best.trial.too_long
     left = [f"{too_long} requests exceed the engine's max_model_len, and are turned away whatever it runs on"]
+    grown = growth_facts(plan)
     return Facts(
         title=f"The cheapest deployment for {plan.scenario.name}",
         traffic=_traffic(plan),
+        rate=plan.rate,
         required=tuple(map(str, plan.requirements)),
         answer=answer,
         spare=plan.rent.spare,
@@ -59,9 +63,10 @@ def facts_of(plan: Plan) -> Facts:
         simulations=plan.searched.simulated,
         points=tuple(_points(plan)),
         limit=None if plan.requirements[0].metric == "goodput" else plan.requirements[0].limit,
+        growth=grown,
         prices={gpu: plan.rent.prices[gpu] for gpu in sorted({o.candidate.gpu for o in plan.searched.outcomes})},
         price_source=plan.rent.source,
-        notes=(*NOTES, *(left if too_long else ())),
+        notes=(*NOTES, *(left if too_long else ()), *([growth.said(grown)] if grown else ())),
         scenario=dump_yaml(plan.scenario.model_dump(exclude_none=True, exclude_defaults=True, mode="json")),
         version=version("servecast"),
     )

@@ -12,6 +12,7 @@ from servecast.planning.candidates import SIZES, Candidate, candidates, known_gp
 from servecast.planning.contest import Contest
 from servecast.planning.evidence import Evidence, evidence
 from servecast.planning.examine import FAILS, Case, Outcome, setup_of
+from servecast.planning.growth import Growth, grown
 from servecast.planning.load import rate_of
 from servecast.planning.prices import prices_of
 from servecast.planning.rent import Rent
@@ -31,6 +32,7 @@ class Plan:
     scenario: Scenario
     requirements: tuple[Requirement, ...]
     rent: Rent
+    budget: float | None
     searched: Search
     winner: Outcome | None
     replicas: int
@@ -41,6 +43,7 @@ class Plan:
     rate: float | None
     one_course: bool
     starts: tuple[str, ...]
+    growth: Growth | None
 
     @property
     def price_per_hour(self) -> float | None:
@@ -61,6 +64,8 @@ def plan(
     splits: Iterable[tuple[int, int] | None] = (None,),
     budget: float | None = None,
     draws: int = 10,
+    growth: float | None = None,
+    months: int = 12,
     jobs: int = 2,
     told: Told = lambda what, done, total: None,
 ) -> Plan:
@@ -69,7 +74,8 @@ def plan(
     `slo`: requirements as text; left out, 99 % of the requests meet the scenario's own `slo`. `gpus` (default: those
     with a price and a measured profile), `tps`, `pps`, `splits` (prefill : decode) and `settings` (key -> values; None
     is what the scenario has) span the candidates. `rent`: prices and how GPUs are rented (default: one by
-    one, at the prices of the default set); `budget` in dollars per hour.
+    one, at the prices of the default set); `budget` in dollars per hour. `growth` of the
+    traffic as a share a month, over so many `months`.
     Raises ServecastError for whatever is wrong with the scenario or the question.
     """
     rent = Rent(*prices_of(None)) if rent is None else rent
@@ -101,7 +107,7 @@ def plan(
             if (cheaper := contest.winner(pool, told)) is winner:
                 break
             winner = cheaper
-        found, runner_up = None, None
+        found, runner_up, more = None, None, None
         if winner is not None:
             others = [o for o in todo if o.candidate.hardware != winner.hardware and not contest.knows(o.candidate)]
             second = contest.cheapest(lambda candidate: candidate.hardware != winner.hardware)
@@ -109,12 +115,15 @@ def plan(
             runner_up = contest.cheapest(lambda candidate: candidate.hardware != winner.hardware)
             verified = tuple(contest.checked[winner, contest.replicas[winner]])
             found = evidence(case, winner, contest.replicas[winner], pool, verified, draws, told)
+            if growth is not None:
+                more = grown(case, winner, contest.replicas[winner], found, growth, months, pool, jobs, told)
     searched.outcomes += contest.outcomes.values()
     replicas = contest.replicas[winner] if winner is not None else 0
     return Plan(
         scenario=scenario,
         requirements=requirements,
         rent=rent,
+        budget=budget,
         searched=searched,
         winner=None if winner is None else contest.outcomes[winner],
         replicas=replicas,
@@ -125,6 +134,7 @@ def plan(
         rate=rate_of(setup_of(base, todo[0].candidate).requests) if todo else None,
         one_course=contest.one_course,
         starts=() if winner is None else _starts(base, winner, replicas + rent.spare),
+        growth=more,
     )
 
 
