@@ -100,6 +100,41 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
+class Hour:
+    """A part of the day, from `start_s` on for `length_s` seconds: its traffic as a `factor` on the peak's, and the
+    fleet that it takes, spare replicas included (None: more than there may be)."""
+
+    start_s: float
+    length_s: float
+    factor: float
+    replicas: int | None
+    gpus: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """The answer with replicas that come and go. `rate` of the peak in requests per second. GPU-hours that are paid for
+    and dollars, of one day (`period_s`), against a fleet that has as many all the time as the busiest hour; None where
+    an hour takes more GPUs than there may be. `starts` a day, of `start_s` seconds each, which are paid for too; None
+    where nobody knows how long. `checked`: the figures of the workload's own day, simulated with that fleet, `met`
+    where all is met; empty where it has no such day."""
+
+    period_s: float
+    rate: float | None
+    hours: tuple[Hour, ...]
+    gpu_hours: float | None
+    dollars: float | None
+    static_gpus: int | None
+    static_dollars: float | None
+    starts: int
+    start_s: float | None
+    checked: tuple[Figure, ...]
+    met: bool
+    why: str
+    simulations: int
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """A plan. `answer` is None where nothing meets the requirements, and `closest` then misses by least.
 
@@ -136,6 +171,7 @@ class Facts:
     points: tuple[Point, ...]
     limit: float | None
     growth: Growth | None
+    day: Day | None
     prices: Mapping[str, float]
     price_source: str
     notes: tuple[str, ...]

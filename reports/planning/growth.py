@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import plotly.graph_objects as go
 
 from reports import look
-from reports.planning.facts import Facts, Fleet, Growth
+from reports.planning.facts import Facts, Growth
 from reports.planning.words import dollars, traffic
 
 HEADS = ("from month", "replicas", "GPUs", "$ a month", "carries")
@@ -38,12 +38,12 @@ def sentences(growth: Growth) -> Iterator[str]:
         yield f"From month {growth.over_budget} on it takes more than the budget."
 
 
-def row(facts: Facts, fleet: Fleet) -> tuple[str, ...]:
-    """The cells of a fleet."""
-    least = "" if fleet.proven else "at least "
-    paid = f" ({fleet.charged:,} paid for)" if fleet.charged > fleet.gpus else ""
-    carries = least + traffic(facts.rate, fleet.carries)
-    return str(fleet.since), f"{fleet.replicas:,}", f"{fleet.gpus:,}{paid}", dollars(fleet.dollars), carries
+def rows(facts: Facts, growth: Growth) -> Iterator[tuple[str, ...]]:
+    """A row a fleet."""
+    for fleet in growth.fleets:
+        paid = f" ({fleet.charged:,} paid for)" if fleet.charged > fleet.gpus else ""
+        carries = "at least " * (not fleet.proven) + traffic(facts.rate, fleet.carries)
+        yield str(fleet.since), f"{fleet.replicas:,}", f"{fleet.gpus:,}{paid}", dollars(fleet.dollars), carries
 
 
 def drawn(facts: Facts, growth: Growth) -> go.Figure:
@@ -90,10 +90,10 @@ def drawn(facts: Facts, growth: Growth) -> go.Figure:
     return figure
 
 
-def said(growth: Growth) -> str:
+def said(growth: Growth) -> list[str]:
     """What it rests on."""
-    return (
+    return [
         "growth: the configuration stays, each month has one rate, and the requests stay alike; "
         f"{growth.simulations} simulations with the scenario's own seed, longer than those of the search where "
         "requests are drawn"
-    )
+    ]

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from reports import look
 from reports.page import card, figure, page
-from reports.planning import growth, words
+from reports.planning import day, growth, words
 from reports.planning.facts import Facts, Figure, Option
 
 STYLE = """.wide { overflow-x: auto; } .wide td, .wide th { white-space: nowrap; } .wide td.why { white-space: normal;
@@ -22,6 +22,7 @@ MOST = 400
 def plan_html(facts: Facts) -> str:
     """The whole page as text."""
     drawn = {"growth": growth.drawn(facts, facts.growth)} if facts.growth and facts.growth.fleets else {}
+    drawn |= {"day": day.drawn(facts.day)} if facts.day else {}
     drawn |= {"prices": _prices(facts)} if facts.points else {}
     body = "\n".join(
         [
@@ -33,6 +34,7 @@ def plan_html(facts: Facts) -> str:
             *_verified(facts),
             *_changes(facts),
             *_growth(facts),
+            *_day(facts),
             *_curve(facts),
             "<h2>All configurations</h2>",
             f"<p>{escape(words.considered(facts))}</p>",
@@ -98,8 +100,17 @@ def _growth(facts: Facts) -> Iterator[str]:
     yield "<h2>As traffic grows</h2>"
     yield "".join(f"<p>{escape(sentence)}</p>" for sentence in growth.sentences(facts.growth))
     if facts.growth.fleets:
-        yield _table(growth.HEADS, (growth.row(facts, fleet) for fleet in facts.growth.fleets))
+        yield _table(growth.HEADS, growth.rows(facts, facts.growth))
         yield figure("growth", "What each month costs, and the traffic against what that month's fleet carries")
+
+
+def _day(facts: Facts) -> Iterator[str]:
+    if facts.day is None:
+        return
+    yield "<h2>Over the day</h2>"
+    yield "".join(f"<p>{escape(sentence)}</p>" for sentence in day.sentences(facts.day))
+    yield figure("day", "GPUs over the day against as many all the time as the busiest hour takes, and the traffic")
+    yield _table(day.HEADS, day.rows(facts.day))
 
 
 def _curve(facts: Facts) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports.planning import growth, words
+from reports.planning import day, growth, words
 from reports.planning.facts import Facts, Option
 
 ROWS = 8
@@ -36,14 +38,9 @@ def print_plan(facts: Facts, console: Console) -> None:
         console.print(table)
         console.print()
     if facts.growth is not None:
-        for sentence in growth.sentences(facts.growth):
-            console.print(Text(sentence), highlight=False)
-        console.print()
-        table = _table(*growth.HEADS)
-        for fleet in facts.growth.fleets:
-            table.add_row(*growth.row(facts, fleet))
-        console.print(table)
-        console.print()
+        _course(console, growth.sentences(facts.growth), growth.HEADS, growth.rows(facts, facts.growth))
+    if facts.day is not None:
+        _course(console, day.sentences(facts.day), day.HEADS, day.rows(facts.day))
     table = _table("configuration", "GPUs", "$ an hour", "", "")
     for option in _nearest(facts):
         why = option.why or words.missed(option.figures)
@@ -61,6 +58,20 @@ def print_plan(facts: Facts, console: Console) -> None:
         console.print(Text(line), highlight=False)
     for note in facts.notes:
         console.print(Text(f"Note: {note}"), highlight=False)
+
+
+def _course(
+    console: Console, sentences: Iterable[str], heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]
+) -> None:
+    """What the answer takes in the course of time."""
+    for sentence in sentences:
+        console.print(Text(sentence), highlight=False)
+    console.print()
+    table = _table(*heads)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print()
 
 
 def _nearest(facts: Facts) -> list[Option]:

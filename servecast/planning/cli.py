@@ -73,6 +73,7 @@ def _budget(word: str | None) -> float | None:
 @click.option("--max-gpus", type=click.IntRange(1, 100_000), default=1024, metavar="N", help="[default: 1024]")
 @click.option("--growth", metavar="RATE", help="More traffic every month, what that takes: 10%/month or 100%/year.")
 @click.option("--months", type=click.IntRange(1, 120), metavar="N", help="So many of them. [default: 12]")
+@click.option("--day", metavar="R,R,...", help="Relative traffic of 24 hours; the scenario's is that of the busiest.")
 @click.option("--draws", type=click.IntRange(0, 200), default=10, metavar="N", help="Draws of the error. [default: 10]")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at a time. [default: one a core]")
 @set_option
@@ -98,6 +99,7 @@ def plan(
     max_gpus: int,
     growth: str | None,
     months: int | None,
+    day: str | None,
     draws: int,
     workers: int | None,
     overrides: tuple[str, ...],
@@ -113,6 +115,7 @@ def plan(
     servecast plan scenario.yaml --slo "p99 ttft < 1s" --gpus h100-sxm,l40s --budget 40/h --spare 1
     servecast plan scenario.yaml --slo "p99 ttft < 1s" --growth 10%/month --months 24
     """
+    from servecast.planning.day import hours_of
     from servecast.planning.facts import facts_of
     from servecast.planning.growth import growth_rate
     from servecast.planning.plan import plan as find
@@ -132,7 +135,7 @@ def plan(
             scenario, slo, overrides=overrides, gpus=[g.strip() for g in gpus.split(",")] if gpus else (),
             rent=rent, settings=settings, tps=_numbers(tps, "--tp"), pps=_numbers(pps, "--pp"), splits=_splits(split),
             budget=_budget(budget), draws=draws, growth=None if growth is None else growth_rate(growth),
-            months=months or 12, jobs=workers or cores(), told=show,
+            months=months or 12, hours=None if day is None else hours_of(day), jobs=workers or cores(), told=show,
         )  # fmt: skip
     except KeyboardInterrupt:
         click.echo("Ended early: a plan has no part that could be kept.", err=True)

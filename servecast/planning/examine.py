@@ -101,10 +101,16 @@ def _known(base: Base, candidate: Candidate) -> Setup:
 def _set_up(base: Base, candidate: Candidate, replicas: int) -> Setup:
     from servecast.setup import set_up
 
+    return set_up(base.scenario(changes_for(base, candidate, replicas)))
+
+
+def changes_for(base: Base, candidate: Candidate, replicas: int) -> dict[str, Any]:
+    """The keys of the scenario to change so that it has so many replicas (or units) of the candidate."""
     data = base.file({}).data
-    cluster = data.get("cluster")
+    cluster, engine = data.get("cluster"), data.get("engine")
+    whole = {"engine": {"preset": engine}} if isinstance(engine, str) else {}  # it may get limits
     overrides = candidate.overrides(cluster if isinstance(cluster, dict) else {}, replicas)
-    return set_up(base.scenario(_own_figures(data, candidate) | overrides))
+    return whole | _own_figures(data, candidate) | overrides
 
 
 def _own_figures(data: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from reports.planning import growth
-from reports.planning.facts import Change, Facts, Figure, Option, Point
-from servecast.planning.course_facts import growth_facts
+from reports.planning import day, growth
+from reports.planning.facts import Change, Facts, Option, Point
+from servecast.planning.course_facts import day_facts, figures_of, growth_facts
 from servecast.planning.evidence import enough
 from servecast.planning.examine import MEETS, Outcome, Trial
-from servecast.planning.slo import Requirement
 from servecast.yamlfile import dump_yaml
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def facts_of(plan: Plan) -> Facts:
     more = plan.evidence
     too_long = 0 if best is None or best.trial is None else best.trial.too_long
     left = [f"{too_long} requests exceed the engine's max_model_len, and are turned away whatever it runs on"]
-    grown = growth_facts(plan)
+    grown, daily = growth_facts(plan), day_facts(plan)
     return Facts(
         title=f"The cheapest deployment for {plan.scenario.name}",
         traffic=_traffic(plan),
@@ -44,14 +43,14 @@ def facts_of(plan: Plan) -> Facts:
         spare=plan.rent.spare,
         raised=plan.raised,
         starts=plan.starts,
-        verified=tuple(_figures(plan.requirements, trial) for trial in (more.verified if more else ())),
+        verified=tuple(figures_of(plan.requirements, trial) for trial in (more.verified if more else ())),
         verified_requests=more.verified[0].requests if more else 0,
         enough_requests=enough(plan.requirements),
         one_course=plan.one_course,
         headroom=more.headroom if more else None,
         breaks=more.breaks if more else "",
         changes=tuple(
-            Change(s.what, s.factor, s.trial.meets(plan.requirements), _figures(plan.requirements, s.trial))
+            Change(s.what, s.factor, s.trial.meets(plan.requirements), figures_of(plan.requirements, s.trial))
             for s in (more.shifts if more else ())
         ),
         draws=len(more.draws) if more else 0,
@@ -64,9 +63,15 @@ def facts_of(plan: Plan) -> Facts:
         points=tuple(_points(plan)),
         limit=None if plan.requirements[0].metric == "goodput" else plan.requirements[0].limit,
         growth=grown,
+        day=daily,
         prices={gpu: plan.rent.prices[gpu] for gpu in sorted({o.candidate.gpu for o in plan.searched.outcomes})},
         price_source=plan.rent.source,
-        notes=(*NOTES, *(left if too_long else ()), *([growth.said(grown)] if grown else ())),
+        notes=(
+            *NOTES,
+            *(left if too_long else ()),
+            *(growth.said(grown) if grown else ()),
+            *(day.said(daily) if daily else ()),
+        ),
         scenario=dump_yaml(plan.scenario.model_dump(exclude_none=True, exclude_defaults=True, mode="json")),
         version=version("servecast"),
     )
@@ -99,15 +104,8 @@ def _shown(plan: Plan, outcome: Outcome, replicas: int, spare: int, trial: Trial
         free=plan.rent.held(candidate, charged) - count,
         dollars_per_hour=plan.rent.price(candidate, count) if count else None,
         why="" if outcome.status == MEETS else outcome.why,
-        figures=() if trial is None else _figures(plan.requirements, trial),
+        figures=() if trial is None else figures_of(plan.requirements, trial),
         tried={t.replicas: t.meets(plan.requirements) for t in outcome.trials},
-    )
-
-
-def _figures(requirements: tuple[Requirement, ...], trial: Trial) -> tuple[Figure, ...]:
-    return tuple(
-        Figure(str(r), r.metric, r.limit, value, r.shown(value), r.met(value))
-        for r, value in zip(requirements, trial.values, strict=True)
     )
 
 

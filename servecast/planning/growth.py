@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from servecast.errors import ServecastError
-from servecast.planning.candidates import Candidate
-from servecast.planning.evidence import FINEST, MOST_TRAFFIC, Evidence
-from servecast.planning.examine import Case
 from servecast.planning.ladder import Ladder
-from servecast.planning.search import Told
 
 MOST_GROWTH = 10.0
 """The largest growth a month, 1,000 %, that is no slip of the pen."""
@@ -45,27 +40,11 @@ def growth_rate(text: str) -> float:
     return rate
 
 
-def grown(
-    case: Case,
-    candidate: Candidate,
-    replicas: int,
-    evidence: Evidence,
-    rate: float,
-    months: int,
-    pool: Executor,
-    jobs: int,
-    told: Told,
-) -> Growth:
-    """The growth of `candidate`, which takes `replicas` for the traffic of the case and has that `evidence`."""
-    ladder = Ladder(case, candidate, replicas, pool, jobs, told)
-    most = MOST_TRAFFIC if evidence.headroom is None else evidence.headroom
-    ladder.know(replicas, most, True)
-    if replicas > 1:
-        ladder.know(replicas - 1, 1.0, False)
-    if evidence.headroom is not None:
-        ladder.know(replicas, most * (1 + FINEST), False)
+def grown(ladder: Ladder, rate: float, months: int) -> Growth:
+    """The growth of a candidate whose `ladder`, of the scenario's traffic, that is."""
+    before = ladder.runs
     factors = [(1 + rate) ** month for month in range(months)]
     found = ladder.fewest(factors)
     each = tuple(found[factor] for factor in factors)
     carried = ladder.largest({n for n in each if n is not None})
-    return Growth(rate, each, carried, ladder.runs)
+    return Growth(rate, each, carried, ladder.runs - before)

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from math import ceil, inf, log
 
 from servecast.planning.candidates import Candidate
-from servecast.planning.evidence import WEIGHED, enough
+from servecast.planning.evidence import FINEST, MOST_TRAFFIC, WEIGHED, enough
 from servecast.planning.examine import Case, screened, setup_of, trial_of
 from servecast.planning.load import fresh, scaled
 from servecast.planning.search import Told
@@ -40,6 +40,14 @@ class Ladder:
         self._bad: list[tuple[int, float]] = []
         self._most = case.rent.affords(candidate)
         self.runs = 0
+
+    def weighed(self, replicas: int, headroom: float | None) -> None:
+        """That so many carry the traffic, as few as will do, and how much more (`Evidence`)."""
+        self.know(replicas, MOST_TRAFFIC if headroom is None else headroom, True)
+        if replicas > 1:
+            self.know(replicas - 1, 1.0, False)
+        if headroom is not None:
+            self.know(replicas, headroom * (1 + FINEST), False)
 
     def know(self, replicas: int, factor: float, good: bool) -> None:
         """What a run has shown."""

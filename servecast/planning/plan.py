@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from servecast.errors import ServecastError, one_of
 from servecast.planning.candidates import SIZES, Candidate, candidates, known_gpus, limits_of
 from servecast.planning.contest import Contest
+from servecast.planning.day import Day, Hour, day, profile_of, steady
 from servecast.planning.evidence import Evidence, evidence
 from servecast.planning.examine import FAILS, Case, Outcome, setup_of
 from servecast.planning.growth import Growth, grown
+from servecast.planning.ladder import Ladder
 from servecast.planning.load import rate_of
 from servecast.planning.prices import prices_of
 from servecast.planning.rent import Rent
@@ -44,6 +46,7 @@ class Plan:
     one_course: bool
     starts: tuple[str, ...]
     growth: Growth | None
+    day: Day | None
 
     @property
     def price_per_hour(self) -> float | None:
@@ -66,6 +69,7 @@ def plan(
     draws: int = 10,
     growth: float | None = None,
     months: int = 12,
+    hours: tuple[Hour, ...] | None = None,
     jobs: int = 2,
     told: Told = lambda what, done, total: None,
 ) -> Plan:
@@ -75,7 +79,7 @@ def plan(
     with a price and a measured profile), `tps`, `pps`, `splits` (prefill : decode) and `settings` (key -> values; None
     is what the scenario has) span the candidates. `rent`: prices and how GPUs are rented (default: one by
     one, at the prices of the default set); `budget` in dollars per hour. `growth` of the
-    traffic as a share a month, over so many `months`.
+    traffic as a share a month, over so many `months`. `hours` of a day whose peak the scenario's traffic is.
     Raises ServecastError for whatever is wrong with the scenario or the question.
     """
     rent = Rent(*prices_of(None)) if rent is None else rent
@@ -89,6 +93,9 @@ def plan(
             f"--gpus: {one_of(lacking)} has no price in {rent.source}; give one with --price {lacking[0]}=2.50 "
             f"(dollars per GPU-hour), or other prices; priced: {one_of(sorted(rent.prices))}"
         )
+    own = profile_of(scenario)
+    if own is not None and hours is not None:
+        raise ServecastError("--day: the scenario's arrivals have a day of their own; give one of the two")
     tried = limits_of(scenario) if settings is None else settings
     every = list(candidates(scenario, chosen, tried, tps=tps, pps=pps, splits=splits))
     case = Case(base, requirements, rent)
@@ -107,7 +114,7 @@ def plan(
             if (cheaper := contest.winner(pool, told)) is winner:
                 break
             winner = cheaper
-        found, runner_up, more = None, None, None
+        found, runner_up, more, daily = None, None, None, None
         if winner is not None:
             others = [o for o in todo if o.candidate.hardware != winner.hardware and not contest.knows(o.candidate)]
             second = contest.cheapest(lambda candidate: candidate.hardware != winner.hardware)
@@ -115,8 +122,16 @@ def plan(
             runner_up = contest.cheapest(lambda candidate: candidate.hardware != winner.hardware)
             verified = tuple(contest.checked[winner, contest.replicas[winner]])
             found = evidence(case, winner, contest.replicas[winner], pool, verified, draws, told)
+            known = Ladder(case, winner, contest.replicas[winner], pool, jobs, told)
+            known.weighed(contest.replicas[winner], found.headroom)
             if growth is not None:
-                more = grown(case, winner, contest.replicas[winner], found, growth, months, pool, jobs, told)
+                more = grown(known, growth, months)
+            if own is not None:
+                calm = replace(case, base=steady(base, scenario, own[1]))
+                ladder = Ladder(calm, winner, contest.replicas[winner], pool, jobs, told)
+                daily = day(case, winner, own[0], ladder, pool, own[1])
+            elif hours is not None:
+                daily = day(case, winner, hours, known, pool, None)
     searched.outcomes += contest.outcomes.values()
     replicas = contest.replicas[winner] if winner is not None else 0
     return Plan(
@@ -135,6 +150,7 @@ def plan(
         one_course=contest.one_course,
         starts=() if winner is None else _starts(base, winner, replicas + rent.spare),
         growth=more,
+        day=daily,
     )
 
 
