@@ -98,7 +98,7 @@ def drawn(day: Day) -> go.Figure:
     figure.update_xaxes(title={"text": word}, range=[0, xs[-1]])
     if word == "hour":
         figure.update_xaxes(dtick=4)
-    figure.update_yaxes(title={"text": "GPUs"}, selector={"anchor": "x"})
+    figure.update_yaxes(tickformat=",d", title={"text": "GPUs"}, selector={"anchor": "x"})
     figure.update_yaxes(title={"text": unit}, selector={"anchor": "x2"})
     return figure
 

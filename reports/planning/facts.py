@@ -61,6 +61,19 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """The cheapest that was found under another limit (seconds) of the first required latency, `required`: `what`,
+    with spare replicas, and dollars per hour; empty and None where nothing that was tried meets it. `same`: the
+    answer itself."""
+
+    required: str
+    limit: float
+    what: str
+    dollars_per_hour: float | None
+    same: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Month:
     """A month, the first is 1: the traffic as a `factor` on today's, and the fleet that it takes, spare replicas
     included; None where that is more than there may be."""
@@ -170,6 +183,7 @@ class Facts:
     simulations: int
     points: tuple[Point, ...]
     limit: float | None
+    limits: tuple[Limit, ...]
     growth: Growth | None
     day: Day | None
     prices: Mapping[str, float]

@@ -37,6 +37,11 @@ def print_plan(facts: Facts, console: Console) -> None:
             table.add_row(words.changed(change.what, change.factor), then)
         console.print(table)
         console.print()
+    if facts.limits:
+        console.print(Text("With another limit:"))
+        for sentence in words.limits(facts):
+            console.print(Text(sentence), highlight=False)
+        console.print()
     if facts.growth is not None:
         _course(console, growth.sentences(facts.growth), growth.HEADS, growth.rows(facts, facts.growth))
     if facts.day is not None:

@@ -82,6 +82,21 @@ def answer(facts: Facts) -> Iterator[str]:
         )
 
 
+def limits(facts: Facts) -> Iterator[str]:
+    """What another limit would cost or save, a sentence each."""
+    price = None if facts.answer is None else facts.answer.dollars_per_hour
+    for other in facts.limits:
+        stricter = facts.limit is not None and other.limit < facts.limit
+        if other.dollars_per_hour is None or not price:
+            yield f"{other.required}: nothing that was tried, up to four times the price."
+        elif other.same:
+            yield f"{other.required}: {'no more, the same does' if stricter else 'no less, nothing cheaper does'}."
+        else:
+            change = f"{100 * (other.dollars_per_hour / price - 1):+.0f} %"
+            most = "at most " if stricter else ""
+            yield f"{other.required}: {most}{dollars(other.dollars_per_hour)} an hour ({change}), {other.what}."
+
+
 def _checked(facts: Facts) -> str:
     """On what the answer was checked."""
     count = f"{facts.verified_requests:,}"

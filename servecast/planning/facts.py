@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from reports.planning import day, growth
-from reports.planning.facts import Change, Facts, Option, Point
+from reports.planning.facts import Change, Facts, Limit, Option, Point
 from servecast.planning.course_facts import day_facts, figures_of, growth_facts
 from servecast.planning.evidence import enough
 from servecast.planning.examine import MEETS, Outcome, Trial
@@ -62,6 +63,7 @@ def facts_of(plan: Plan) -> Facts:
         simulations=plan.searched.simulated,
         points=tuple(_points(plan)),
         limit=None if plan.requirements[0].metric == "goodput" else plan.requirements[0].limit,
+        limits=tuple(_limits(plan)),
         growth=grown,
         day=daily,
         prices={gpu: plan.rent.prices[gpu] for gpu in sorted({o.candidate.gpu for o in plan.searched.outcomes})},
@@ -107,6 +109,18 @@ def _shown(plan: Plan, outcome: Outcome, replicas: int, spare: int, trial: Trial
         figures=() if trial is None else figures_of(plan.requirements, trial),
         tried={t.replicas: t.meets(plan.requirements) for t in outcome.trials},
     )
+
+
+def _limits(plan: Plan) -> Iterator[Limit]:
+    best, spare = plan.winner, plan.rent.spare
+    for other in plan.limits:
+        who, text = other.candidate, str(other.requirement)
+        if who is None or best is None:
+            yield Limit(text, other.requirement.limit, "", None, False)
+            continue
+        same = (who, other.replicas) == (best.candidate, plan.replicas)
+        price = plan.rent.price(who, other.replicas + spare)
+        yield Limit(text, other.requirement.limit, f"{other.replicas + spare} x {who}", price, same)
 
 
 def _points(plan: Plan) -> list[Point]:

@@ -9,16 +9,17 @@ from typing import Any
 
 from servecast.errors import ServecastError, one_of
 from servecast.planning.candidates import SIZES, Candidate, candidates, known_gpus, limits_of
-from servecast.planning.contest import Contest
+from servecast.planning.contest import hunt, second
 from servecast.planning.day import Day, Hour, day, profile_of, steady
 from servecast.planning.evidence import Evidence, evidence
 from servecast.planning.examine import FAILS, Case, Outcome, setup_of
 from servecast.planning.growth import Growth, grown
 from servecast.planning.ladder import Ladder
+from servecast.planning.limits import Limit, limits
 from servecast.planning.load import rate_of
 from servecast.planning.prices import prices_of
 from servecast.planning.rent import Rent
-from servecast.planning.search import Search, Told, search, survey, workers
+from servecast.planning.search import Search, Told, survey, workers
 from servecast.planning.slo import Requirement, parse_requirements
 from servecast.scenario import Scenario, scenario_of
 from servecast.sweeping.runs import Base
@@ -45,6 +46,7 @@ class Plan:
     rate: float | None
     one_course: bool
     starts: tuple[str, ...]
+    limits: tuple[Limit, ...]
     growth: Growth | None
     day: Day | None
 
@@ -101,27 +103,13 @@ def plan(
     case = Case(base, requirements, rent)
     with workers(jobs) as pool:
         searched, todo = survey(case, every, pool, told)
-
-        def look_for(among: Iterable[Outcome], limit: float | None) -> list[Outcome]:
-            return search(case, among, pool, jobs, budget=limit, told=told)
-
-        contest = Contest(case, look_for(todo, budget))
-        winner = contest.winner(pool, told)
-        while winner is not None and contest.raised(winner):
-            # it costs more than the search had thought: who was too dear for that may be cheaper now
-            limit = contest.price(winner) * (1 - 1e-6)
-            contest.add(look_for([o for o in todo if not contest.knows(o.candidate)], limit))
-            if (cheaper := contest.winner(pool, told)) is winner:
-                break
-            winner = cheaper
-        found, runner_up, more, daily = None, None, None, None
+        contest, winner = hunt(case, todo, budget, pool, jobs, told)
+        found, runner_up, more, daily, other = None, None, None, None, tuple[Limit, ...]()
         if winner is not None:
-            others = [o for o in todo if o.candidate.hardware != winner.hardware and not contest.knows(o.candidate)]
-            second = contest.cheapest(lambda candidate: candidate.hardware != winner.hardware)
-            contest.add(look_for(others, budget if second is None else contest.price(second) * (1 - 1e-6)))
-            runner_up = contest.cheapest(lambda candidate: candidate.hardware != winner.hardware)
+            runner_up = second(contest, winner, todo, budget, pool, jobs, told)
             verified = tuple(contest.checked[winner, contest.replicas[winner]])
             found = evidence(case, winner, contest.replicas[winner], pool, verified, draws, told)
+            other = limits(case, searched, todo, contest, winner, budget, pool, jobs, told)
             known = Ladder(case, winner, contest.replicas[winner], pool, jobs, told)
             known.weighed(contest.replicas[winner], found.headroom)
             if growth is not None:
@@ -149,6 +137,7 @@ def plan(
         rate=rate_of(setup_of(base, todo[0].candidate).requests) if todo else None,
         one_course=contest.one_course,
         starts=() if winner is None else _starts(base, winner, replicas + rent.spare),
+        limits=other,
         growth=more,
         day=daily,
     )

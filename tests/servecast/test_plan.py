@@ -11,17 +11,21 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reports.planning.page import plan_html
 from reports.planning.words import answer
 from servecast.cli import main
 from servecast.errors import ServecastError
+from servecast.planning import contest
 from servecast.planning.bounds import bound
 from servecast.planning.candidates import Candidate, candidates
-from servecast.planning.contest import Contest
-from servecast.planning.evidence import under
+from servecast.planning.contest import FRESH_SEED, Contest
+from servecast.planning.evidence import under, verify
 from servecast.planning.examine import FAILS, MEETS, Case, Outcome, Trial, examine, look, setup_of, trial_of
 from servecast.planning.facts import facts_of
+from servecast.planning.limits import _knowing
 from servecast.planning.load import scaled
 from servecast.planning.plan import plan
 from servecast.planning.rent import Rent
@@ -188,12 +192,43 @@ def test_who_needs_more_replicas_on_fresh_seeds_may_no_longer_be_the_cheapest(
     cheap, dear = Candidate("l40s"), Candidate("a100-sxm")
     met = Trial(0, (0.1, 0.01), True)
     outcomes = [Outcome(cheap, MEETS, 4, trials=(replace(met, replicas=4),)), Outcome(dear, MEETS, 3, trials=(met,))]
-    contest = Contest(here, outcomes)
+    those = Contest(here, outcomes)
     missed = Trial(0, (9.9, 9.9), True)
-    monkeypatch.setattr(contest, "_check", lambda who, n, pool: [met if who == dear or n >= 6 else missed])
-    assert contest.winner(Here(), lambda *_: None) == dear  # type: ignore[arg-type]
-    assert contest.replicas[cheap] == 5  # from which on it is dearer
-    assert contest.raised(cheap)
+    monkeypatch.setattr(those, "_check", lambda who, n, pool: [met if who == dear or n >= 6 else missed])
+    assert those.winner(Here(), lambda *_: None) == dear  # type: ignore[arg-type]
+    assert those.replicas[cheap] == 5  # from which on it is dearer
+    assert those.raised(cheap)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3), st.floats(0.5, 4)), min_size=1, max_size=8))
+@settings(max_examples=100, deadline=None)
+def test_who_was_left_out_for_a_price_that_fresh_seeds_raised_is_looked_at_again(
+    kinds: list[tuple[int, int, float]],
+) -> None:
+    """Each kind meets everything with so many replicas in the search, and takes so many more on fresh seeds."""
+    names = [Candidate(f"gpu-{i}") for i in range(len(kinds))]
+    rent = Rent({who.gpu: price for who, (_, _, price) in zip(names, kinds, strict=True)})
+    in_search = {who: n for who, (n, _, _) in zip(names, kinds, strict=True)}
+    needed = {who: n + more for who, (n, more, _) in zip(names, kinds, strict=True)}
+    here = Case(None, (), rent)  # type: ignore[arg-type]
+
+    def found(case: Case, todo: Any, pool: Any, jobs: int, budget: float | None = None, told: Any = None) -> Any:
+        best = float("inf") if budget is None else budget
+        for outcome in todo:
+            price = outcome.replicas * rent.prices[outcome.candidate.gpu]
+            yield replace(outcome, status=MEETS if price < best else "price")
+            best = min(best, price)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contest, "search", lambda *args, **more: list(found(*args, **more)))
+        patch.setattr(contest.Contest, "_check", lambda self, who, n, pool: [Trial(n, (), n >= needed[who])])
+        patch.setattr(Rent, "charged", lambda self, who, n: n)
+        patch.setattr(Rent, "affords", lambda self, who, below=None: 99)
+        todo = [Outcome(who, "", n) for who, n in in_search.items()]
+        seen, winner = contest.hunt(here, todo, None, None, 1, lambda *_: None)  # type: ignore[arg-type]
+    assert winner is not None
+    cheapest = min(rent.prices[who.gpu] * n for who, n in needed.items())
+    assert rent.prices[winner.gpu] * seen.replicas[winner] == pytest.approx(cheapest, rel=1e-5)
 
 
 def test_a_recorded_trace_is_its_only_check(path: Path, tmp_path: Path) -> None:
@@ -250,6 +285,34 @@ def test_a_plan_is_verified_on_fresh_seeds_and_weighed(found: Any) -> None:
     assert facts.runner_up is not None
     assert facts.runner_up.gpu != facts.answer.gpu
     assert json.loads(json.dumps(facts.plain(), allow_nan=False))["counts"]
+
+
+def test_a_stricter_limit_costs_no_less_and_a_laxer_one_no_more(found: Any, path: Path) -> None:
+    half, twice = found.limits
+    assert [limit.requirement.limit for limit in found.limits] == [0.25, 1.0]
+    assert twice.candidate is not None
+    here = case(path)
+    for limit, sign in ((half, -1), (twice, 1)):
+        if limit.candidate is not None:
+            price = found.rent.price(limit.candidate, limit.replicas + 1)
+            assert sign * price <= sign * found.price_per_hour + 1e-6
+            there = replace(here, requirements=(limit.requirement, *here.requirements[1:]))
+            assert verify(there, limit.candidate, limit.replicas, FRESH_SEED).meets(there.requirements)
+
+
+def test_what_misses_a_limit_misses_a_stricter_one_too() -> None:
+    """One that was ended early says nothing of a laxer limit; one that misses another requirement does."""
+    strict, lax = parse_requirements(["p90 ttft < 250ms, p90 tpot < 60ms"]), parse_requirements(["p90 ttft < 1s"])
+    trials = (
+        Trial(2, (None, None), False),  # ended early
+        Trial(3, (0.8, 0.01), True, requests=300),
+        Trial(4, (0.2, 0.01), True, requests=300),
+    )
+    outcome = Outcome(Candidate("h100-sxm"), MEETS, 4, least=1, trials=trials)
+    assert _knowing(outcome, strict, 0.5).least == 4
+    assert _knowing(replace(outcome, trials=trials[:1]), lax, 2.0).least == 1
+    slow = Trial(5, (0.2, 0.09), True, requests=300)
+    assert _knowing(replace(outcome, trials=(slow,)), (*lax, strict[1]), 2.0).least == 6
 
 
 def test_more_traffic_than_the_headroom_breaks_it(found: Any, path: Path) -> None:
