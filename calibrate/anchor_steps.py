@@ -99,7 +99,9 @@ def recorded_steps(
     if not len(table):
         raise ServecastError(f"{run.path}: holds no step that computed anything and took time")
     idle = HostTime(*[0.0] * len(fields(HostTime)))
-    launching = replace(idle, **{n: getattr(engine.host, n) for n in idle.__slots__ if n.endswith("layer_s")})
+    launching = replace(
+        idle, **{n: getattr(engine.host, n) for n in idle.__slots__ if n.endswith(("launch_s", "layer_s"))}
+    )
     free, bound = (compile_cost(model, layout, replace(engine, host=h), prices) for h in (idle, launching))
     rows = table.select("chunk_tokens", "chunk_cached", "decodes", "kv_tokens", "tokens").rows()
     decodes, new = table["decodes"].to_numpy(), (table["tokens"] - table["decodes"]).to_numpy()

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calibrate.engine import EngineSpec
-from calibrate.kernel_times import fusion_saves, head_shapes, operator_s, with_keys
+from calibrate.kernel_times import fusion_saves, head_shapes, layer_launches, operator_s, with_keys
 from calibrate.layout import Parallelism, check_nodes
 from calibrate.model import ModelSpec
 from calibrate.operator_spec import Operator
@@ -216,7 +216,8 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
     else:
         after = floor = host.sync_base_s + host.sync_per_sequence_s * samples
     layers_here = layout.stages(model.layers)[stage]
-    launch, decode_launch = (layers_here * _launch_s(engine, every, chunks) for chunks in (True, False))
+    kernels = layer_launches(model, layout, engine, stage)
+    launch, decode_launch = (layers_here * _launch_s(engine, every, kernels, chunks) for chunks in (True, False))
     if prices.gpu.architecture == "cpu":  # the thread that launches a kernel runs it: nothing overlaps
         times = times | {"tokens": times["tokens"] + launch}
         decode_times = decode_times | {"tokens": decode_times["tokens"] + decode_launch}
@@ -275,14 +276,14 @@ def _on_cores(engine: EngineSpec, tokens: Floats) -> NDArray[np.bool_]:
     return tokens >= (float("inf") if engine.fp32_router_from is None else engine.fp32_router_from)
 
 
-def _launch_s(engine: EngineSpec, tokens: NDArray[np.int64], chunks: bool) -> Floats:
-    """Seconds in which the host launches the kernels of a layer; none where a captured graph runs."""
+def _launch_s(engine: EngineSpec, tokens: NDArray[np.int64], kernels: float, chunks: bool) -> Floats:
+    """Seconds in which the host launches the `kernels` of a layer; none where a captured graph runs."""
     import numpy as np
 
-    sizes, host = engine.graphs.mixed if chunks else engine.graphs.decode, engine.host
-    beyond = host.compiled_layer_s if engine.graphs.compiled and sizes else host.uncaptured_layer_s
+    sizes = engine.graphs.mixed if chunks else engine.graphs.decode
     none = tokens > max(sizes, default=0) if engine.graphs.padded else ~np.isin(tokens, sizes)
-    return np.where(none, host.eager_layer_s if engine.enforce_eager else beyond, 0.0)
+    compiled = engine.graphs.compiled and bool(sizes)
+    return np.where(none, engine.host.launching_s(engine.enforce_eager, compiled, kernels), 0.0)
 
 
 def padded_tokens(engine: EngineSpec, tokens: NDArray[np.int64], chunks: bool = False) -> NDArray[np.int64]:

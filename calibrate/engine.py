@@ -25,18 +25,28 @@ __all__ = ["EngineSpec", "FrontEndTime", "Graphs", "HostTime", "Overlap", "check
 @dataclass(frozen=True, slots=True)
 class HostTime:
     """CPU seconds of one step: a synchronous engine adds `sync_*` to the GPU time, an asynchronous one overlaps
-    `async_*` with it and adds `bubble_s`. Where no captured graph runs, launching the kernels of a layer takes
-    `compiled_layer_s`, `uncaptured_layer_s` in a `cudagraph_mode` that captures none of such steps, or `eager_layer_s`
-    with `enforce_eager`. Evidence and assumptions: `catalog/engine-*.yaml`."""
+    `async_*` with it and adds `bubble_s`. Where no captured graph runs, launching a kernel takes `compiled_launch_s`,
+    `uncaptured_launch_s` in a `cudagraph_mode` that captures none of such steps, or `eager_launch_s` with
+    `enforce_eager`; or those of a layer together `layer_s`, if that is known. Evidence and assumptions:
+    `catalog/engine-*.yaml`."""
 
     sync_base_s: float
     sync_per_sequence_s: float
     async_base_s: float
     async_per_sequence_s: float
     bubble_s: float
-    compiled_layer_s: float
-    uncaptured_layer_s: float
-    eager_layer_s: float
+    compiled_launch_s: float
+    uncaptured_launch_s: float
+    eager_launch_s: float
+    layer_s: float | None = None
+
+    def launching_s(self, eager: bool, compiled: bool, kernels: float) -> float:
+        """Seconds in which a layer of so many `kernels` is launched, all eagerly or else `compiled` or not."""
+        if self.layer_s is not None:
+            return self.layer_s
+        return kernels * (
+            self.eager_launch_s if eager else self.compiled_launch_s if compiled else self.uncaptured_launch_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,7 @@ class EngineSpec:
     "auto" is the one that a quantised checkpoint has scales for) and `strict_pool_check` (at start-up one sequence of
     `max_model_len` tokens must fit the KV pool less its null block, and an overridden pool is checked too).
     `fused_mib`: GPUs in a group -> the buffers up to which an all-reduce is fused with its norm.
+    `fuses_quantisation`: of a whole tensor or to fp4, with the kernel before it.
     `fp32_router_from`: the tokens from which a 32-bit router runs on the CUDA cores (None: never).
     `long_step_factor`: how many times as long kernels take in steps of many tokens as where they were timed.
     `pipeline`: how batches follow each other through pipeline stages, as `sim.pipeline` says: "in_turn", "staggered",
@@ -128,6 +139,7 @@ class EngineSpec:
     front_end: FrontEndTime
     fused_mib: Mapping[int, float]
     fp32_router_from: int | None
+    fuses_quantisation: bool
     long_step_factor: float
     cuda_graph_bytes: int
     names: Mapping[str, str]
@@ -171,6 +183,7 @@ def resolve_engine(
         host=HostTime(**{f"{key}_s": value for key, value in preset["host"].items()}),
         front_end=FrontEndTime(**{f"{key}_s": value for key, value in preset["front_end"].items()}),
         fp32_router_from=preset.get("fp32_router", {}).get(gpu.architecture, 1),
+        fuses_quantisation=family(kind).get("fuses_quantisation", False),
         long_step_factor=family(kind).get("long_steps", {}).get(gpu.architecture, 1.0),
         options={key: chosen.values[key] for key in known},
         sources=chosen.sources,

@@ -1,6 +1,6 @@
 """What the operators of a step take at a GPU's prices, one by one.
 
-It knows kernels, the groups of GPUs between which collectives run and the links that these cross; no engine, no host.
+It knows kernels, the groups of GPUs between which collectives run and the links that these cross; no host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
 from calibrate.operator_spec import Operator
-from calibrate.operators import AttentionGroup, attention_groups, attention_operators, step_operators
+from calibrate.operators import FIRST, LAST, AttentionGroup, attention_groups, attention_operators, step_operators
 from calibrate.traffic import places
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 NETWORK_LATENCY_S = 20e-6
 NETWORK_SHARE, SEND_SHARE = 0.95, 0.72
 """What crosses between nodes reaches of an adapter's bandwidth; one GPU's send to another does. docs/calibration.md"""
+QUANTISED = ("fp8", "fp8_block", "nvfp4", "int8")
+"""Weights that are multiplied with quantised activations."""
 MANY_KEYS = 16384.0
 """Cached tokens of a chunk from which making their keys takes time in proportion to them."""
 
@@ -156,6 +158,19 @@ def with_keys(beside: Sequence[Operator], prices: Chunks, layout: Parallelism, e
     context = np.array([2.0 * MANY_KEYS])
     brought = sum(float(operator_s(op, context, layout, each)[0]) for op in beside if op.rows == "chunk_context")
     return prices.plus(seconds, float(many - few) / MANY_KEYS + brought / context[0])
+
+
+def layer_launches(model: ModelSpec, layout: Parallelism, engine: EngineSpec, stage: int = 0) -> float:
+    """Kernels that the host launches, one by one, for a layer of a pipeline stage of a step with prompts, on average.
+
+    Activations are quantised by a kernel before a GEMM or experts that multiply them so; attention is two, one of which
+    writes the cache. What one call launches together, like the kernels of a layer of experts, counts as one.
+    """
+    operators = (*step_operators(model, layout, stage), *attention_operators(model, layout, stage))
+    counted = [op for op in operators if op.rows != "decodes" and op.name not in (*FIRST, *LAST)]
+    quantised = QUANTISED if not engine.fuses_quantisation else ("fp8_block", "int8")
+    kernels = sum(op.kernels * (1 + (op.weights in quantised)) for op in counted)
+    return kernels / layout.stages(model.layers)[stage] + 2
 
 
 def kernels_s(

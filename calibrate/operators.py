@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from calibrate.context import latent_sharing, sharing
 from calibrate.layout import Parallelism
@@ -17,6 +17,10 @@ from calibrate.operator_spec import Operator, Rows
 from calibrate.parts import Latent, Projection
 from calibrate.stages import stage_model
 from calibrate.traffic import collectives
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FIRST = ("embedding",)
 LAST = ("final_norm", "lm_head", "sampling", "logits_allgather", "pcp_hidden")
@@ -207,10 +211,13 @@ def decode_attention(model: ModelSpec, layout: Parallelism, decodes: int, kv_tok
     return Work(flops, moved)
 
 
-def touched_share(experts: int, topk: int, tokens: float) -> float:
+Tokens = TypeVar("Tokens", float, "NDArray[np.float64]")
+
+
+def touched_share(experts: int, topk: int, tokens: Tokens) -> Tokens:
     """The share of a layer's experts that `tokens` tokens need when each draws its own at random."""
-    missed: float = (1.0 - topk / experts) ** tokens
-    return 1.0 - missed
+    share: Tokens = 1.0 - (1.0 - topk / experts) ** tokens
+    return share
 
 
 def step_work(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.cost import longer_by, lookups
 from calibrate.engine import EngineSpec
+from calibrate.kernel_times import layer_launches
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
 from calibrate.operator_spec import Operator
@@ -35,7 +36,7 @@ def halves_of(
     assert engine.overlap is not None
     assert model.experts is not None
     routed, host = model.experts.layers, engine.host
-    each = host.eager_layer_s if engine.enforce_eager else host.compiled_layer_s
+    each = host.launching_s(engine.enforce_eager, True, layer_launches(model, layout, engine))
     whole = "FULL" in str(engine.options.get("cudagraph_mode"))  # graphs of halves have whole steps
     return Halves(
         rule=engine.overlap,

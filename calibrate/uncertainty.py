@@ -47,8 +47,9 @@ class Draw:
     def engine(self, engine: EngineSpec) -> EngineSpec:
         """The engine with its host and front end this fast."""
         names = ("sync_base_s", "sync_per_sequence_s", "async_base_s", "async_per_sequence_s", "bubble_s",
-                 "compiled_layer_s", "uncaptured_layer_s", "eager_layer_s")  # fmt: skip
-        host = replace(engine.host, **{name: self.host * getattr(engine.host, name) for name in names})
+                 "compiled_launch_s", "uncaptured_launch_s", "eager_launch_s", "layer_s")  # fmt: skip
+        given = {name: seconds for name in names if (seconds := getattr(engine.host, name)) is not None}
+        host = replace(engine.host, **{name: self.host * seconds for name, seconds in given.items()})
         front = engine.front_end
         times = {"request_s": front.request_s, "prompt_token_s": front.prompt_token_s}
         return replace(

@@ -183,6 +183,23 @@ def batch_over_time(result: Result) -> go.Figure:
     return _timed(figure, series)
 
 
+def use_over_time(result: Result) -> go.Figure:
+    """The share of the GPUs' peaks that the model's FLOPs and bytes need, idle time included."""
+    series = over_time(result)
+    figure = look.panels(["<b>Share of the GPU's peaks</b>"])
+    x = _small(series.middles_s * words.clock(series.edges_s[-1])[0])
+    for name, share, colour, dash in (
+        ("compute (MFU)", series.compute, look.ORANGE, "solid"),
+        ("memory bandwidth", series.bandwidth, look.BLUE, "dot"),
+    ):
+        figure.add_scatter(
+            x=x, y=_small(100 * share), name=f"{name}, mean {100 * share.mean():.0f} %", mode="lines",
+            line={"color": colour, "dash": dash, "width": 1.5, "shape": "hvh"}, hovertemplate="%{y:.1f} %",
+        )  # fmt: skip
+    figure.update_layout(yaxis={"range": [0, 104], "title": {"text": "% of the peak"}})
+    return _timed(figure, series)
+
+
 def requests_scatter(result: Result) -> go.Figure:
     """Each request: TTFT against prompt tokens, E2E against output tokens; waiting and preemption set apart."""
     names = ("id", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "queue_s", "preemptions")
@@ -250,6 +267,11 @@ FIGURES: dict[str, tuple[Callable[[Result], go.Figure], str]] = {
         batch_over_time,
         "Prefill reads prompts: it is bound by compute and sets TTFT; decode writes one token a request and step: it "
         "is bound by memory bandwidth and sets TPOT, and steps with prefill stretch the gaps between tokens.",
+    ),
+    "use": (
+        use_over_time,
+        "What limits it: prompts need the tensor cores, answers the memory. Neither is ever used whole: kernels reach "
+        "60 to 80 %, and idle time counts. Attention of chunks to what came before them is not in it.",
     ),
     "requests": (
         requests_scatter,

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any
 
+import plotly.graph_objects as go
+
 from reports import figures, pool_words, spent, words
 from reports.cost_words import cost_assumptions, cost_rows
 from reports.page import card, figure, page
@@ -43,7 +45,7 @@ def report_html(result: Result) -> str:
             f"<footer>{escape(_origin(result.manifest))}</footer>",
         ]
     )
-    drawn = {name: make(result) for name, (make, _) in _figures(summary).items()}
+    drawn = figures_of(result)
     return page(words.title(result), body, drawn)
 
 
@@ -164,6 +166,11 @@ def _cost(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     if lines := manifest.get("serve_lines"):
         said += f"<h2>The command that starts it</h2><pre>{escape(chr(10).join(lines))}</pre>"
     return said
+
+
+def figures_of(result: Result) -> dict[str, go.Figure]:
+    """The page's figures, by name."""
+    return {name: make(result) for name, (make, _) in _figures(result.summary()).items()}
 
 
 def _figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:

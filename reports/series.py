@@ -18,8 +18,8 @@ from sim.result import Result
 BINS = 240
 CDF_POINTS = 500
 COLUMNS = (
-    "replica", "start_s", "end_s", "prefill_tokens", "output_tokens", "running", "kv_blocks", "kv_blocks_end",
-    "preempted",
+    "replica", "start_s", "end_s", "steps", "prefill_requests", "prefill_tokens", "decodes", "kv_tokens",
+    "output_tokens", "running", "kv_blocks", "kv_blocks_end", "preempted",
 )  # fmt: skip
 
 
@@ -36,6 +36,8 @@ class Series:
     output_tokens_per_s: Floats
     prefill_share: Floats  # share of the time in steps that hold prompt tokens
     decode_share: Floats  # share of the time in steps that only decode
+    compute: Floats  # share of the GPUs' peak FLOP/s that the model's FLOPs need (MFU), mean over replicas
+    bandwidth: Floats  # share of their peak memory bandwidth that its bytes need
     preempted: Floats  # preemptions in the bin, not a mean
 
     @property
@@ -51,6 +53,7 @@ def over_time(result: Result, replicas: range | None = None) -> Series:
     last = max(float(block["end_s"].max(initial=0.0)) for block in result.step_blocks())
     edges = np.linspace(0.0, last if last > 0 else 1.0, BINS + 1)
     sums = {f: np.zeros(BINS) for f in Series.__slots__ if f != "edges_s"}
+    peaks = [pool.peaks for pool in result.deployment.pools for _ in range(pool.replicas)]
     for block in result.step_blocks():
         columns = {name: block[name] for name in COLUMNS}
         order = np.argsort(columns["replica"], kind="stable")
@@ -58,10 +61,12 @@ def over_time(result: Result, replicas: range | None = None) -> Series:
         for replica, (begin, end) in zip(chosen, pairwise(starts), strict=True):
             if begin < end:
                 rows = {name: column[order[begin:end]] for name, column in columns.items()}
+                if (at := peaks[replica]) is not None:
+                    rows["compute_s"], rows["bandwidth_s"] = at.seconds(rows)
                 _add(sums, edges, rows, blocks[replica], len(chosen))
     if result.presence is not None:
         there = integrate_steps(edges, *result.presence.counts(chosen)) / edges[1]
-        for name in ("kv", "prefill_share", "decode_share"):
+        for name in ("kv", "prefill_share", "decode_share", "compute", "bandwidth"):
             sums[name] *= len(chosen) / np.where(there > 0, there, np.inf)
     if replicas is None:
         sums["waiting"] += integrate_steps(edges, *result.queue) / edges[1]
@@ -75,6 +80,7 @@ def _add(sums: Mapping[str, Floats], edges: Floats, rows: Mapping[str, Floats], 
     with np.errstate(divide="ignore"):
         per_second = np.where(end > start, 1 / (end - start), 0.0)
     prefill = (rows["prefill_tokens"] > 0).astype(float)
+    used = [name for name in ("compute", "bandwidth") if f"{name}_s" in rows]
     for name, first, final, scale in (
         ("running", rows["running"], None, 1.0),
         ("kv", kv, kv_end, 1 / replicas),
@@ -82,6 +88,7 @@ def _add(sums: Mapping[str, Floats], edges: Floats, rows: Mapping[str, Floats], 
         ("output_tokens_per_s", rows["output_tokens"] * per_second, None, 1.0),
         ("prefill_share", prefill, None, 1 / replicas),
         ("decode_share", 1 - prefill, None, 1 / replicas),
+        *((name, rows[f"{name}_s"] * per_second, None, 1 / replicas) for name in used),
     ):
         sums[name] += integrate(edges, start, end, first, first if final is None else final) * (scale / width)
     hit = np.flatnonzero(rows["preempted"])

@@ -114,11 +114,7 @@ def where_spent(result: Result) -> go.Figure:
                 orientation="h", name=name, legendgroup=name, showlegend=name not in named,
                 customdata=[f"{quantity(value * scale)} {unit}" for value in values],
                 hovertemplate="%{customdata}, %{x:.1f} %<extra>" + name + "</extra>",
-                marker={
-                    "color": colour, "line": {"width": 0},
-                    "pattern": {"shape": pattern, "size": 7, "solidity": 0.35, "fgcolor": colour,
-                                "bgcolor": f"rgba{(*bytes.fromhex(colour[1:]), 0.25)}"} if pattern else None,
-                },
+                marker=part_marker(colour, pattern),
                 xaxis=f"x{n}", yaxis=f"y{n}",
             )  # fmt: skip
             named.add(name)
@@ -131,9 +127,19 @@ def where_spent(result: Result) -> go.Figure:
     return figure
 
 
+def part_marker(colour: str, pattern: str) -> dict[str, Any]:
+    """How a part's bars look; its `pattern` tells it from another of the same colour."""
+    if not pattern:
+        return {"color": colour, "line": {"width": 0}}
+    light = f"rgba{(*bytes.fromhex(colour[1:]), 0.25)}"
+    drawn = {"shape": pattern, "size": 7, "solidity": 0.35, "fgcolor": colour, "bgcolor": light}
+    return {"color": colour, "line": {"width": 0}, "pattern": drawn}
+
+
 def _lines(names: list[str]) -> int:
-    """How many lines a legend takes on a wide screen: in columns as wide as the longest name, if it needs several."""
-    width_px, mark_px, letter_px = 900, 48, 7
+    """How many lines a legend takes on paper, or a screen twice as wide as a phone's: in columns as wide as the longest
+    name, if it needs several."""
+    width_px, mark_px, letter_px = 640, 48, 7
     if sum(mark_px + letter_px * len(name) for name in names) <= width_px:
         return 1
     columns = width_px // (mark_px + letter_px * max(map(len, names)))

@@ -16,6 +16,8 @@ from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
     from servecast.comparing.compare import compare
+    from servecast.drawing import figures
+    from servecast.explaining.explain import explain
     from servecast.exporting import export
     from servecast.intervals import Intervals, predict_intervals
     from servecast.planning.plan import plan
@@ -27,15 +29,16 @@ if TYPE_CHECKING:
     from servecast.validation.validate import validate
 
 __all__ = [
-    "Intervals", "Result", "Scenario", "ServecastError", "compare", "differing", "export", "load_scenario", "plan",
-    "predict_intervals",
-    "serve_line", "set_up", "simulate", "sweep", "validate",
+    "Intervals", "Result", "Scenario", "ServecastError", "compare", "differing", "explain", "export", "figures",
+    "load_scenario", "plan", "predict_intervals", "serve_line", "set_up", "simulate", "sweep", "validate",
 ]  # fmt: skip
 
 _HOMES = {
     "export": "exporting",
     "Intervals": "intervals",
     "compare": "comparing.compare",
+    "explain": "explaining.explain",
+    "figures": "drawing",
     "plan": "planning.plan",
     "predict_intervals": "intervals",
     "Result": "run",

@@ -18,6 +18,7 @@ from servecast.calibrate_cli import calibrate
 from servecast.comparing.cli import compare
 from servecast.conformance import cli as conformance
 from servecast.errors import ServecastError
+from servecast.explaining.cli import explain
 from servecast.export_cli import export
 from servecast.memory_cli import memory
 from servecast.output import PARTIAL
@@ -160,6 +161,7 @@ def list_(what: str) -> None:
         click.echo(line)
 
 
+main.add_command(explain)
 main.add_command(memory)
 main.add_command(trace)
 main.add_command(calibrate)

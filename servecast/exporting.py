@@ -15,6 +15,7 @@ from reports import perfetto
 from reports.formats import WRITERS
 from reports.simulated import SimulatedRun
 from servecast.errors import ServecastError, nearest, one_of
+from servecast.printing import print_page
 from servecast.workload import SloPart
 from sim.steplog import REQUEST_COLUMNS, STEP_COLUMNS
 from sim.tables import DERIVED
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from servecast.run import Result
 
-FORMATS = (*WRITERS, "perfetto")
+FORMATS = (*WRITERS, "perfetto", "pdf")
+PAGE = "report.html"
 FACTS = ("summary.json", "manifest.json")
 TABLES: Mapping[str, set[str]] = {
     "requests.parquet": {"status", "reason", *DERIVED, *REQUEST_COLUMNS} - {"outcome"},
@@ -48,7 +50,8 @@ def export(
     out: Path | str | None = None,
     window: tuple[float, float] | None = None,
 ) -> Exported:
-    """Write a result, or the one saved in a folder, in one of FORMATS.
+    """Write a result, or the one saved in a folder, in one of FORMATS; as "pdf" any folder with a page that a command
+    wrote.
 
     out: the file, or a folder for it; None: the folder of the result, or the current one. window: start and end in
     seconds, of format perfetto. Raises ServecastError where there is no such format, no whole result of this version
@@ -59,16 +62,26 @@ def export(
     if window is not None and format != "perfetto":
         raise ServecastError(f"a window is for format perfetto; format {format} holds whole runs: leave the window out")
     folder = Path(run) if isinstance(run, str | Path) else Path()
+    if format == "pdf":
+        if not isinstance(run, str | Path):
+            raise ServecastError("format pdf: save the result, and give its folder")
+        path = _place(folder, out, "report.pdf")
+        print_page(folder / PAGE, path)
+        return Exported(path, ())
     simulated = saved(folder) if isinstance(run, str | Path) else simulated_of(run)
     notes: list[str] = []
     if format == "perfetto":
         name, text = perfetto.FILE, perfetto.write(simulated, notes, window)
     else:
         name, text = WRITERS[format].FILE, WRITERS[format].write(simulated, notes)
-    path = folder if out is None else Path(out)
-    path = path / name if path.is_dir() else path
+    path = _place(folder, out, name)
     _write(path, text)
     return Exported(path, tuple(notes))
+
+
+def _place(folder: Path, out: Path | str | None, name: str) -> Path:
+    path = folder if out is None else Path(out)
+    return path / name if path.is_dir() else path
 
 
 def simulated_of(result: Result) -> SimulatedRun:

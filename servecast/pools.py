@@ -270,7 +270,7 @@ def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:
     times = {
         "sync_base_s": host.step, "async_base_s": host.step, "bubble_s": host.bubble,
         "sync_per_sequence_s": host.per_sequence, "async_per_sequence_s": host.per_sequence,
-        "compiled_layer_s": host.layer, "uncaptured_layer_s": host.layer, "eager_layer_s": host.layer,
+        "layer_s": host.layer,
     }  # fmt: skip
     front_end = {"request_s": host.request, "prompt_token_s": host.prompt_token}
     return replace(

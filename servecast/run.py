@@ -13,6 +13,7 @@ import numpy.typing as npt
 from calibrate.coverage import outside_shares
 from calibrate.kvgroups import KINDS, kv_rules
 from calibrate.pipeline import PipelineCost
+from calibrate.utilisation import AtPeaks
 from servecast.costing.cost import Costing
 from servecast.errors import ServecastError
 from servecast.manifest import manifest
@@ -117,6 +118,7 @@ def _facts(pool: PoolSetup) -> PoolFacts:
         prefix_caching=pool.engine.enable_prefix_caching,
         role=pool.role,
         ranks=pool.layout.dp,
+        peaks=AtPeaks(pool.model, pool.layout, pool.gpu),
     )  # fmt: skip
 
 

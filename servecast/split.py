@@ -121,12 +121,12 @@ def _link(
     """The way out of a prefill and into a decode replica."""
     if part.link is not None:
         return (load_transfer_link(part.link),) * 2
-    gpus, node = sum(pool.gpus for pool in pools), source.gpu.gpus_per_node
+    gpus, joined = sum(pool.gpus for pool in pools), source.gpu.link_gpus
     kinds = dict.fromkeys(pool.gpu.id for pool in pools)
-    if len(kinds) > 1 or gpus > node:
+    if len(kinds) > 1 or gpus > joined:
         raise ServecastError(
-            f"cluster.split.link: missing; {gpus} GPUs of {one_of(kinds)} are not in one node (of {node}); name what "
-            f"is between them: {one_of(transfer_link_names())}"
+            f"cluster.split.link: missing; {gpus} GPUs of {one_of(kinds)} are not all joined by their own link (which "
+            f"joins {joined}); name what is between them: {one_of(transfer_link_names())}"
         )
     return node_link(source.gpu), node_link(to.gpu)
 

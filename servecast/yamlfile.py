@@ -1,4 +1,5 @@
-"""A YAML file with the line of every key, and `--set key=value` on top. It knows nothing of what the keys mean."""
+"""A YAML file with the line of every key, and `--set key=value` on top. It knows nothing of what the keys mean, but for
+those that may hold one word."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ MAX_VALUES = 20_000
 """A scenario is far smaller; a file with more is something else, or one whose aliases multiply."""
 
 _FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+
+_WORDS = {"engine": "preset", "router": "kind"}
+"""Keys that may hold one word in place of a mapping -> the mapping's key that the word is; others are set beside it."""
 
 _HINTS = {
     "another document": ": a second document begins here (---), and a scenario file holds one",
@@ -242,6 +246,8 @@ def _set(data: Any, key: str, value: object, problems: list[str]) -> None:
             break
         if data.get(part) is None:
             data[part] = {}
+        if part in _WORDS and isinstance(data[part], str):
+            data[part] = {_WORDS[part]: data[part]}
         data = data[part]
     if isinstance(data, list):
         if last.isdecimal() and int(last) < len(data):

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sim.metrics import Floats
 
+if TYPE_CHECKING:
+    from calibrate.utilisation import AtPeaks
+
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
     """Equal replicas, as far as the metrics need them: `gpus` of each, and how many (`ranks`) step together. Bytes are
-    per GPU, KV blocks per replica."""
+    per GPU, KV blocks per replica. `peaks` says what its steps would take at the GPU's peaks, where that is known."""
 
     name: str
     replicas: int
@@ -27,6 +31,7 @@ class PoolFacts:
     prefix_caching: bool = False
     role: str = "unified"
     ranks: int = 1
+    peaks: AtPeaks | None = None
 
     @property
     def block_bytes(self) -> int:

@@ -7,6 +7,9 @@ Synchronous engines plan a step when the previous one has ended. Asynchronous on
 j + 1 when step j begins: that plan cannot know of arrivals during step j nor of requests that end with it. Planning
 later with that older knowledge gives the same plan, so both kinds share one loop: an asynchronous engine applies
 arrivals (`_incoming`) and the release of finished requests (`_ended`) only after it has planned.
+
+An engine may also look for arrivals only every so many decode steps (`scheduler_recv_interval`). `_unread` counts those
+launched since it looked, and plans of nothing; once batch k is planned it says whether plan k + 1 looks.
 """
 
 from __future__ import annotations
@@ -46,7 +49,10 @@ class Engine:
         self._on_pull = on_pull
         self._async = asynchronous
         self._overruns = scheduler.overruns
-        self._incoming: deque[Request] = deque()  # asynchronous only: arrivals that the next plan cannot see yet
+        self._every = scheduler.scheduler_recv_interval
+        self._unread = 0
+        self._lets_in = asynchronous or self._every > 1  # some plans do not see who has arrived
+        self._incoming: deque[Request] = deque()  # arrivals that the next plan cannot see yet
         self._ended: list[Request] = []  # asynchronous only: finished, still holding place and blocks
         self._cancelled: list[Request] = []  # given up since the last plan
         self._prompts: list[Request] = []  # complete since the last step, and not yet kept for others
@@ -74,7 +80,7 @@ class Engine:
             planned_s = self._ends_s[-2] if len(self._ends_s) > 1 else self._start_s
         batch, single = self._plan(planned_s)
         lost, copied = list[Request](), 0
-        while batch.empty and (single or batch.preempted):  # an empty step takes no time
+        while batch.empty and (single or batch.preempted or self._look_again()):  # an empty step takes no time
             lost += batch.preempted
             copied += batch.copied_blocks
             if state.windows is not None:
@@ -97,7 +103,7 @@ class Engine:
         elif batch.decodes:
             chunks = []
         else:
-            self.batch = None
+            self.batch, self._unread = None, 0
             self.lost_preemptions += len(batch.preempted)
             return False
         self.batch = batch
@@ -112,6 +118,7 @@ class Engine:
         if polls and not self._async:
             self._hear()
         batch = self._scheduler.plan(state)
+        self._unread = 0 if batch.chunks or batch.joins else (self._unread + 1) % self._every
         if batch.pulls and self._on_pull is not None:
             for request, found in batch.pulls:
                 self._on_pull(request, found, planned_s)
@@ -208,14 +215,33 @@ class Engine:
             for request in finished:
                 if request.outcome != CANCELLED:
                     self._log.record(self.index, request, request.output_tokens)
-        if steps > 1 and self._incoming:  # what arrived before the last step began is known to the plan made there
-            seen = ends[-2]
-            while self._incoming and self._incoming[0].entered_s <= seen:
-                self.state.enqueue(self._incoming.popleft())
+        if self._lets_in:
+            self._look(ends)
         return finished
 
+    def _enter(self, request: Request) -> None:
+        """The scheduler has received `request`."""
+        self.state.enqueue(request)
+
+    def _look_again(self) -> bool:
+        """With nothing to do an engine looks again and again who has come; whether there is somebody."""
+        found, self._incoming, self._unread = self._incoming, deque(), 0
+        for request in found:
+            self._enter(request)
+        return bool(found)
+
+    def _look(self, ends: Sequence[float]) -> None:
+        """Who arrived in time for the last plan that looked in the run that has ended, with its steps at `ends`."""
+        last = len(ends) - 1
+        since = (self._unread + last) % self._every
+        looked = last - since - self._async  # the step with whose end it did; a run's first plan has looked already
+        if looked >= 0:
+            while self._incoming and self._incoming[0].entered_s <= ends[looked]:
+                self._enter(self._incoming.popleft())
+        self._unread = since
+
     def _catch_up(self, batch: Batch) -> bool:
-        """After an asynchronous plan: release what ended and let in what arrived. True if the next plan may differ."""
+        """After a plan: release what ended meanwhile and let in what arrived. True if the next plan may differ."""
         state, ended, incoming = self.state, self._ended, self._incoming
         # The head of the queue is who it was, whatever arrives, and waits for no others.
         unmoved = bool(state.waiting) and not state.by_priority and batch.most_steps == NEVER
@@ -237,10 +263,9 @@ class Engine:
         self._give_back(ended)
         ended.clear()
         again = surplus > 0
-        if incoming:
-            for request in incoming:
-                state.enqueue(request)
-            incoming.clear()
+        if incoming and not self._unread and (self._async or batch.empty):  # else the step comes first
+            while incoming:
+                self._enter(incoming.popleft())
             again = again or not unmoved
         self._surplus = surplus
         return again or (released and bool(state.waiting))

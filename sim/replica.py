@@ -102,12 +102,12 @@ class Replica(Engine):
             self._take(request)
 
     def _take(self, request: Request) -> None:
-        """`request` is in the queue from now on."""
+        """`request` is here from now on."""
         if self.batch is None:
-            self.state.enqueue(request)
+            self._enter(request)
             self._wake_up(request.entered_s)
         else:
-            (self._incoming.append if self._async else self.state.enqueue)(request)
+            (self._incoming.append if self._lets_in else self._enter)(request)
             if self._interruptible:
                 self._interrupt(request.entered_s)
 
@@ -214,6 +214,9 @@ class Replica(Engine):
         else:
             self._ends_s = quiet_run(state, batch, now, line)
         self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(state)
+        if self._interruptible and self._incoming:
+            self._ends_s = self._ends_s[: self._seen_after(now) + 1]
+            self._interruptible = False
         return True
 
     def _on_wake(self, event: Event) -> None:
@@ -236,7 +239,12 @@ class Replica(Engine):
     def _interrupt(self, now: float) -> None:
         """An arrival matters: end the run where the first plan that can know of it is made."""
         self._interruptible = False
-        self._cut(bisect_left(self._ends_s, now) + (1 if self._async else 0))
+        self._cut(self._seen_after(now))
+
+    def _seen_after(self, now: float) -> int:
+        """The step of the run in progress after which comes the first plan that can know of an arrival at `now`."""
+        step = bisect_left(self._ends_s, now) + self._async
+        return step + -(self._unread + step) % self._every
 
     def _cut(self, last: int) -> None:
         """End the run in progress with its step `last`, if it is longer."""

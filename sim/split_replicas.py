@@ -8,7 +8,6 @@ plans ahead once the step has ended that is in progress when it is planned.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,10 +46,10 @@ class PrefillSide(Replica):
         """Whom it has, those among them that are over and not released yet."""
         return (*super().requests, *self._bootstrapping.values())
 
-    def _take(self, request: Request) -> None:
+    def _enter(self, request: Request) -> None:
         self._bootstrapping[request.id] = request
         if _hand_over(request).ready:
-            self.transferred(request, request.entered_s)
+            self._polls.ended(request)
 
     def ready(self, request: Request, now: float) -> None:
         """The decode side has its blocks for `request`."""
@@ -176,10 +175,9 @@ class DecodeSide(Replica):
                 self.state.pulled(request)
         return bool(heard)
 
-    def _interrupt(self, now: float) -> None:
-        """An arrival matters: it is looked at when the step in progress ends."""
-        self._interruptible = False
-        self._cut(bisect_left(self._ends_s, now))
+    def _seen_after(self, now: float) -> int:
+        """See `Replica`. What an arrival wants is looked at before anything is planned with it."""
+        return super()._seen_after(now) - self._async
 
 
 def _hand_over(request: Request) -> Bootstrapped:

@@ -24,6 +24,7 @@ from workloads.sessions import SESSIONS
 REPO = Path(__file__).parents[1]
 README = (REPO / "README.md").read_text(encoding="utf-8")
 SWEEPS = (REPO / "docs" / "sweeps.md").read_text(encoding="utf-8")
+EXPLAIN = (REPO / "docs" / "explain.md").read_text(encoding="utf-8")
 SCENARIOS = sorted((REPO / "scenarios").glob("*.yaml"))
 
 
@@ -32,8 +33,8 @@ def blocks(language, text=README):
 
 
 def commands():
-    """Every `servecast ...` line of the shell blocks of the README and docs/sweeps.md and of scenarios' comments."""
-    lines = [line for text in (README, SWEEPS) for block in blocks("sh", text) for line in block.splitlines()]
+    """Every `servecast ...` line of the shell blocks of the README and of some pages, and of scenarios' comments."""
+    lines = [line for text in (README, SWEEPS, EXPLAIN) for block in blocks("sh", text) for line in block.splitlines()]
     for path in SCENARIOS:
         lines += [line.removeprefix("#").strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return sorted({shlex.join(shlex.split(line, comments=True)) for line in lines if line.startswith("servecast ")})

@@ -17,7 +17,11 @@ BUDGET, QUICK, OWN = "scenarios/token-budget.yaml", "scenarios/quickstart.yaml",
 LOOP, AGENT, SUMMARY = "scenarios/closed-loop-benchmark.yaml", "scenarios/mix-agent.yaml", "scenarios/mix-summary.yaml"
 CHAT, LEGAL, BATCH = "scenarios/mix-chat.yaml", "scenarios/mix-legal.yaml", "scenarios/mix-batch.yaml"
 PRIORITY, FLEET, SPLIT = "scenarios/priority.yaml", "scenarios/mixed-fleet.yaml", "scenarios/split-serving.yaml"
-SCALE = "scenarios/autoscaling.yaml"
+SCALE, AZURE = "scenarios/autoscaling.yaml", "scenarios/azure-conversation.yaml"
+APART, PREFIX, FP8 = "scenarios/split-70b.yaml", "scenarios/prefix-routing.yaml", "scenarios/fp8-or-second-gpu.yaml"
+STEADY = 'workload.arrivals={"kind":"gamma","rate":5.53,"cv":1.09}'
+WHOLE = 'cluster.pools=[{"gpu":"h100-sxm","tp":2,"replicas":4}] cluster.split=null'
+BF16 = "model=qwen3-32b engine.kv_cache_dtype=auto"
 SPIKES = 'workload.arrivals={"kind":"spikes","rate":8,"spike_rate":40,"every":"10min","length":"3min"}'
 FIXED = "cluster.autoscale=null cluster.replicas="
 RULE = "cluster.autoscale."
@@ -129,13 +133,36 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (QUICK, "cluster.gpu=l40s", "saturated", "One L40S cannot serve 8 a second", True),
     (QUICK, "cluster.gpu=l40s cluster.replicas=2", "saturated", "Two can", False),
     (QUICK, "cluster.gpu=l40s cluster.replicas=2", "slo_attainment", "{42} % of the requests miss", "missed"),
-    (BUDGET, "", "p99_itl_ms", "falls from {119} to", 1),
-    (BUDGET, "", "p99_ttft_ms", "TTFT p99 from {0.90} to", 1e3),
-    (BUDGET, f"{TOKENS}2048", "p99_itl_ms", "to {56} ms", 1),
-    (BUDGET, f"{TOKENS}2048", "p99_ttft_ms", "to {0.87} s", 1e3),
-    (BUDGET, f"{TOKENS}1024", "p99_itl_ms", "to {34} ms", 1),
-    (BUDGET, f"{TOKENS}1024", "p99_ttft_ms", "TTFT p99 to {1.00} s", 1e3),
-    (BUDGET, f"{TOKENS}16384", "p99_ttft_ms", "first tokens: {0.91} s", 1e3),
+    (BUDGET, "", "p99_itl_ms", "falls from {201} to", 1),
+    (BUDGET, "", "p99_ttft_ms", "rises from {1.21} to", 1e3),
+    (BUDGET, f"{TOKENS}2048", "p99_itl_ms", "to {65} ms", 1),
+    (BUDGET, f"{TOKENS}2048", "p99_ttft_ms", "to {1.25} s", 1e3),
+    (BUDGET, f"{TOKENS}1024", "p99_itl_ms", "to {39} ms", 1),
+    (BUDGET, f"{TOKENS}1024", "p99_ttft_ms", "TTFT p99 to {1.39} s", 1e3),
+    (BUDGET, f"{TOKENS}16384", "p99_ttft_ms", "first tokens: {1.21} s", 1e3),
+    (AZURE, "", "p99_ttft_ms", "TTFT p99 is {0.55} s", 1e3),
+    (AZURE, "cluster.replicas=1", "p99_ttft_ms", "with one {1.22} s", 1e3),
+    (AZURE, f"cluster.replicas=1 {STEADY}", "p99_ttft_ms", "seem to do, at {0.78} s", 1e3),
+    (APART, "", "slo_attainment", "All requests meet the SLO", 1.0),
+    (APART, "", "mean_tpot_ms", "TPOT is {22.3} ms", 1),
+    (APART, "", "mean_ttft_ms", "instead of {1.05} s", 1e3),
+    (APART, WHOLE, "slo_attainment", "for {27} %: TPOT", 0.01),
+    (APART, WHOLE, "mean_tpot_ms", "TPOT is {37.5} ms", 1),
+    (APART, READERS.format(2, 2), "slo_attainment", "meet it for {46} %", 0.01),
+    (APART, READERS.format(1, 3), "saturated", "prompts pile up", True),
+    (APART, "engine.block_size=16", "mean_ttft_ms", "TTFT is {1.85} s", 1e3),
+    (PREFIX, f"{ROUTER}round-robin", "prefix_cache_hit_rate", "In turn, {16} %", 0.01),
+    (PREFIX, f"{ROUTER}round-robin", "mean_ttft_ms", "TTFT is {0.56} s", 1e3),
+    (PREFIX, "", "prefix_cache_hit_rate", "unfinished requests {19} %", 0.01),
+    (PREFIX, "", "mean_ttft_ms", "and {0.54} s", 1e3),
+    (PREFIX, f"{ROUTER}prefix-affinity", "prefix_cache_hit_rate", "before, {77} %", 0.01),
+    (PREFIX, f"{ROUTER}prefix-affinity", "mean_ttft_ms", "and {0.19} s", 1e3),
+    (FP8, "", "mean_tpot_ms", "TPOT of {25.9} instead", 1),
+    (FP8, f"{BF16} cluster.tp=2", "mean_tpot_ms", "instead of {19.9} ms", 1),
+    (FP8, BF16, "mean_batch_size_current", "room for {13} requests", 1),
+    (FP8, BF16, "saturated", "work piles up", True),
+    (FP8, "workload.arrivals.rate=4", "slo_attainment", "{6} % meet the SLO", 0.01),
+    (FP8, f"workload.arrivals.rate=4 {BF16} cluster.tp=2", "slo_attainment", "on two GPUs {90} %", 0.01),
     (OWN, "", "slo_attainment", "{93} % instead", 0.01),
     (OWN, "engine.scheduler=null", "slo_attainment", "of {88} %", 0.01),
     (OWN, "", "p90_ttft_ms", "TTFT p90 {0.78} instead", 1e3),

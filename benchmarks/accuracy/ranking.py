@@ -78,6 +78,12 @@ def _alike(rows: Iterable[Row]) -> list[tuple[tuple[str, str], Sequence[Row]]]:
 def _rate(row: Row, which: str) -> float:
     times: Mapping[str, float] = getattr(row, which)
     lengths, clients = row.load.split(", ")
-    output, gpus = int(lengths.split("/")[1]), int(row.layout.removeprefix("tp ").split(",")[0])
+    output = int(lengths.split("/")[1])
     seconds = (times["TTFT"] + (output - 1) * times["TPOT"]) / 1e3
-    return int(clients.split()[0]) * output / seconds / gpus
+    return int(clients.split()[0]) * output / seconds / _gpus(row.layout)
+
+
+def _gpus(layout: str) -> int:
+    """`tp 4, ep`, or `1 x tp 4 + 2 x tp 8`."""
+    pools = (part.partition("tp ") for part in layout.split(" + "))
+    return sum(int(times.removesuffix(" x ") or 1) * int(tp.split(",")[0]) for times, _, tp in pools)

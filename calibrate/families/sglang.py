@@ -26,7 +26,7 @@ NAMES = {
 """Fields of `EngineSpec` -> options that say the same."""
 POLICY = ("max_running_requests", "chunked_prefill_size", "max_prefill_tokens", "schedule_policy",
           "schedule_conservativeness", "enable_mixed_chunk", "disable_overlap_schedule",
-          "num_reserved_decode_tokens")  # fmt: skip
+          "num_reserved_decode_tokens", "scheduler_recv_interval")  # fmt: skip
 
 
 def resolve(

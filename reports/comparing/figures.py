@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from reports import look, words
 from reports.comparing.facts import LATENCIES, PERCENTS, Compared
-from reports.spent import BAR, METRICS, PARTS
+from reports.spent import BAR, METRICS, PARTS, part_marker
 
 OVER_TIME = (
     ("running", "Requests running", "requests", 1.0),
@@ -46,11 +46,7 @@ def where_spent(c: Compared) -> go.Figure:
             figure.add_bar(
                 x=values, y=list(range(len(there))), orientation="h", name=name, legendgroup=name,
                 showlegend=name not in named, hovertemplate="%{x:.4~g} " + unit + f"<extra>{name}</extra>",
-                marker={
-                    "color": colour, "line": {"width": 0},
-                    "pattern": {"shape": pattern, "size": 7, "solidity": 0.35, "fgcolor": colour,
-                                "bgcolor": f"rgba{(*bytes.fromhex(colour[1:]), 0.25)}"} if pattern else None,
-                },
+                marker=part_marker(colour, pattern),
                 xaxis=f"x{n}", yaxis=f"y{n}",
             )  # fmt: skip
             named.add(name)

@@ -61,7 +61,12 @@ def compare_html(c: Compared) -> str:
             f"{', ...' * (len(c.seeds) > 20)}.</footer>",
         ]
     )
-    return page(f"Compare: {c.title}", body, {name: make(c) for name, (make, _) in FIGURES.items()}, STYLE)
+    return page(f"Compare: {c.title}", body, figures_of(c), STYLE)
+
+
+def figures_of(c: Compared) -> dict[str, go.Figure]:
+    """The page's figures, by name."""
+    return {name: make(c) for name, (make, _) in FIGURES.items()}
 
 
 def _ran(c: Compared) -> str:

@@ -24,9 +24,7 @@ MOST = 400
 
 def plan_html(facts: Facts) -> str:
     """The whole page as text."""
-    drawn = {"growth": growth.drawn(facts, facts.growth)} if facts.growth and facts.growth.fleets else {}
-    drawn |= {"day": day.drawn(facts.day)} if facts.day else {}
-    drawn |= {"prices": _prices(facts)} if facts.points else {}
+    drawn = figures_of(facts)
     body = "\n".join(
         [
             f"<h1>{escape(facts.title)}</h1>",
@@ -50,6 +48,13 @@ def plan_html(facts: Facts) -> str:
         ]
     )  # fmt: skip
     return page(f"Plan: {facts.title}", body, drawn, STYLE)
+
+
+def figures_of(facts: Facts) -> dict[str, go.Figure]:
+    """The page's figures, by name."""
+    drawn = {"growth": growth.drawn(facts, facts.growth)} if facts.growth and facts.growth.fleets else {}
+    drawn |= {"day": day.drawn(facts.day)} if facts.day else {}
+    return drawn | ({"prices": _prices(facts)} if facts.points else {})
 
 
 def _cards(facts: Facts) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from reports.planning.facts import HOURS_A_MONTH, Facts, Figure, Option
@@ -111,9 +112,18 @@ def _checked(facts: Facts) -> str:
 
 
 def ranked(facts: Facts) -> list[Option]:
-    """All configurations: those that meet everything first, of equal status the cheapest."""
+    """All configurations: those that meet everything first, of equal status the cheapest, of these the one that misses
+    by least."""
     order = list(STATUS)
-    return sorted(facts.options, key=lambda o: (order.index(o.status), o.dollars_per_hour or 0.0, o.what))
+    return sorted(facts.options, key=lambda o: (order.index(o.status), o.dollars_per_hour or 0.0, _miss(o), o.what))
+
+
+def _miss(option: Option) -> float:
+    """By what factor, as its logarithm, it misses what is required: 0 where it does not, infinite where unknown."""
+    missed = [f.value for f in option.figures if not f.met]
+    if not option.figures or not all(missed):
+        return math.inf
+    return max((abs(math.log(f.value / f.limit)) for f in option.figures if f.value and not f.met), default=0.0)
 
 
 def considered(facts: Facts) -> str:

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from reports import page as pages
 from reports.page import card, figure, page
 from reports.sweeping import figures, words
-from reports.sweeping.points import INTERACTIVITY, THROUGHPUT, TTFT, Swept
+from reports.sweeping.points import INTERACTIVITY, THROUGHPUT, TTFT, Shown, Swept
 from reports.words import DEFINITIONS
 
 FRONT_ROWS = 20
@@ -41,14 +41,8 @@ figure .pick { padding: 0 8px 6px; }
 
 def sweep_html(swept: Swept) -> str:
     """The whole page as text, below 6 MB however many runs there are."""
-    pairs = figures.pairs(swept) if len(swept.axes) > 1 else []
-    drawn: dict[str, go.Figure] = {"fronts": figures.fronts(swept)}
-    if len(swept.axes) == 1:
-        drawn["lines"] = figures.lines(swept)
-    if pairs:
-        drawn["heat"] = figures.heat(swept, pairs[0])
-    if len(swept.axes) > 1:
-        drawn["coordinates"] = figures.coordinates(swept)
+    pairs, drawn = _pairs(swept), figures_of(swept)
+    others = [drawn.pop(f"heat_{i}") for i in range(2, len(pairs) + 1)]  # in place of the first one, when asked for
     body = "\n".join(
         [
             *_top(swept),
@@ -68,13 +62,29 @@ def sweep_html(swept: Swept) -> str:
             f"<footer>A forecast, not a measurement. Made by servecast {escape(swept.version)}.</footer>",
         ]
     )
-    heats = ["FIGURES.heat", *(pages.parts(figures.heat(swept, pair)) for pair in pairs[1:])]
+    heats = ["FIGURES.heat", *map(pages.parts, others)]
     script = (
         f"const HEAT = [{', '.join(heats)}];\n"
         + pages.data("TABLE", _data(swept))
         + (files("reports.sweeping") / "table.js").read_text(encoding="utf-8")
     )
     return page(f"Sweep: {swept.title}", body, drawn, STYLE, script)
+
+
+def figures_of(swept: Swept) -> dict[str, go.Figure]:
+    """The page's figures, by name; a heat map for every pair of axes."""
+    drawn: dict[str, go.Figure] = {"fronts": figures.fronts(swept)}
+    if len(swept.axes) == 1:
+        drawn["lines"] = figures.lines(swept)
+    for i, pair in enumerate(_pairs(swept), 1):
+        drawn["heat" if i == 1 else f"heat_{i}"] = figures.heat(swept, pair)
+    if len(swept.axes) > 1:
+        drawn["coordinates"] = figures.coordinates(swept)
+    return drawn
+
+
+def _pairs(swept: Swept) -> list[tuple[Shown, Shown]]:
+    return figures.pairs(swept) if len(swept.axes) > 1 else []
 
 
 def _top(swept: Swept) -> Iterator[str]:

@@ -59,7 +59,8 @@ def candidates(
         check_axes(bases[0], axes)
         if any("seed" in point for point in points):
             raise ServecastError("--vary seed: every scenario is run under the same seeds; say how many with --seeds")
-        found = [Candidate(_point_label(point), bases[0], point) for point in points]
+        labels = _told_apart(map(_point_label, points))
+        found = [Candidate(name, bases[0], point) for name, point in zip(labels, points, strict=True)]
     else:
         found = [Candidate(name, base, {}) for name, base in zip(_names(scenarios), bases, strict=True)]
     if not 2 <= len(found) <= MOST:
@@ -72,16 +73,23 @@ def candidates(
 
 
 def _point_label(point: Point) -> str:
-    said = ", ".join(f"{key.rpartition('.')[2]} {label(value)}" for key, value in point.items())
+    """The keys' last words and the values; where that is long, what is text stands without its key."""
+    named = [(f"{key.rpartition('.')[2]} {label(value)}", value) for key, value in point.items()]
+    said = ", ".join(text for text, _ in named)
+    if len(said) > LONGEST:
+        said = ", ".join(value if isinstance(value, str) else text for text, value in named)
     return said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}..."
 
 
 def _names(paths: Sequence[str | Path]) -> list[str]:
     """Short, and each another one."""
     stems = [Path(path).stem for path in paths]
-    if len(set(stems)) == len(stems):
-        return stems
-    texts = [str(path) for path in paths]
+    return stems if len(set(stems)) == len(stems) else _told_apart(map(str, paths))
+
+
+def _told_apart(texts: Iterable[str]) -> list[str]:
+    """Numbered where they are the same."""
+    texts = list(texts)
     return [text if texts.count(text) == 1 else f"{text} ({i + 1})" for i, text in enumerate(texts)]
 
 

@@ -45,6 +45,7 @@ class Candidate:
         pool = {"gpu": self.gpu, "tp": self.tp, "pp": self.pp}
         kept.setdefault("router", "least-outstanding")
         if self.split is None:
+            kept.pop("split", None)
             changed: dict[str, Any] = kept | pool | {"replicas": replicas}
         else:
             reads, answers = self.split

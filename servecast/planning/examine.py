@@ -74,7 +74,7 @@ class Outcome:
     trials: tuple[Trial, ...] = ()
     why: str = ""
     key: str = ""
-    """Equal for candidates that resolve to the same engine."""
+    """Equal for candidates that resolve to the same engine, or the same unit of them."""
 
     @property
     def gpus(self) -> int:
@@ -193,7 +193,8 @@ def look(case: Case, candidate: Candidate) -> Outcome:
     except ServecastError as error:
         return Outcome(candidate, INVALID, why="; ".join(error.problems))
     limits = bound(setup, case.requirements)
-    key = repr([(pool.gpu.id, pool.layout, sorted(pool.engine.options.items(), key=str)) for pool in setup.pools])
+    pools = setup.pools
+    key = repr([(p.gpu.id, p.layout, p.replicas, sorted(p.engine.options.items(), key=str)) for p in pools])
     return Outcome(
         candidate, BOUND if limits.why else "", least=limits.replicas, guess=limits.guess, why=limits.why, key=key
     )

@@ -28,6 +28,10 @@ class Scheduler:
     longest_prompt = NEVER
     """Tokens of the longest prompt that is not rejected."""
 
+    scheduler_recv_interval = 1
+    """How many decode steps lie between two plans that know of those who have arrived; after any other step, or none,
+    the next plan does."""
+
     remedy = "lower the number of requests that run at once"
     """What to set where its requests wait for blocks for ever."""
 

@@ -7,8 +7,11 @@ until the decode batch has become smaller. When decoding requests find no room, 
 retracted, to the end of the queue, and the ratio is set anew. With `enable_mixed_chunk` decodes join prompts' steps,
 after them. What a radix cache (`sim.radixcache`) keeps is its own business; it is told what each plan asks it for.
 
+Requests are received (`scheduler_recv_skipper.py`) after a step with prompts, when idle, or once so many decode steps
+have been launched since the last time (`sim.engine`).
+
 Not modelled: the other rule for requests with `ignore_eos` and no radix cache; that a token in flight is lost with a
-retraction.
+retraction; that who gives up is received like who arrives: he is dropped by the next plan.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class Sglang(Scheduler):
     schedule_conservativeness: float = 1.0
     enable_mixed_chunk: bool = False
     disable_overlap_schedule: bool = False
+    scheduler_recv_interval: int = 1
     num_reserved_decode_tokens: int = 512  # where prefill and decode are apart (`sim.schedulers.sglang_split`)
     _full: bool = False  # the queue is closed
     _held: int = 0  # decoding requests as the engine counts them: finished ones too, until the next decode step

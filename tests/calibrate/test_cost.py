@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from calibrate.cost import CompiledCost, compile_cost
 from calibrate.datasheet import Datasheet
 from calibrate.hardware import load_gpu
-from calibrate.kernel_times import kernels_s
+from calibrate.kernel_times import kernels_s, layer_launches
 from calibrate.operators import attention_operators, prefill_attention, step_operators, step_work
 from servecast.errors import ServecastError
 from tests.calibrate.helpers import cost, parts
@@ -26,6 +26,8 @@ CASES = [
     ("qwen3-32b", "mi300x", 2, "vllm-0.19"),
     ("deepseek-v2-lite", "h200-sxm", 1, "vllm-0.19"),
 ]
+DENSE = 10
+"""Kernels of a dense layer on one GPU: two norms, four GEMMs, rotary positions, the activation, two for attention."""
 case = st.sampled_from(CASES)
 chunk = st.tuples(st.integers(1, 512), st.integers(0, 100_000))
 chunks = st.lists(chunk, max_size=3)
@@ -132,14 +134,36 @@ def test_steps_without_a_captured_graph_wait_for_the_host_s_launches() -> None:
     """vllm-project/vllm#20469: 20.6 ms a token, where the kernels take 6; only long steps are beyond the graphs."""
     spec, _, _, engine = parts("qwen2.5-14b", "a100-sxm", preset="vllm-0.10")
     eager, graphs = (cost("qwen2.5-14b", "a100-sxm", preset="vllm-0.10", enforce_eager=each) for each in (True, False))
-    launches = spec.layers * engine.host.eager_layer_s
+    launches = spec.layers * engine.host.eager_launch_s * DENSE
     assert eager.step_s((), 1, 100) == max(eager.floor_s[1] + launches, graphs.step_s((), 1, 100))
     assert eager.tokens_s[130] < graphs.tokens_s[130], "nothing is padded"
     small = cost("qwen2.5-0.5b", max_num_seqs=256)
     host = parts("qwen2.5-0.5b", "h100-sxm")[3].host
     assert small.step_s([(512, 0)], 0, 0) < small.step_s([(513, 0)], 0, 0)
-    assert small.launch_s[512] == 0.0 < small.launch_s[513] == 24 * host.compiled_layer_s
+    assert small.launch_s[512] == 0.0 < small.launch_s[513] == pytest.approx(24 * host.compiled_launch_s * DENSE)
     assert small.decode_line(256, 100)[2] == small.floor_s[256]
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "preset", "kernels"),
+    [
+        ("llama-3.1-8b", 1, "vllm-0.19", DENSE),
+        ("llama-3.1-8b", 2, "vllm-0.19", DENSE + 2),  # all-reduces
+        ("llama-3.1-70b-fp8", 1, "vllm-0.19", DENSE + 4),  # what its GEMMs multiply is quantised
+        ("llama-3.1-70b-fp8", 1, "tensorrt-llm-1", DENSE),  # by the kernels before them
+        ("qwen3-30b-a3b", 1, "vllm-0.19", DENSE + 1),  # norms of queries and keys; router, top k and experts
+    ],
+)
+def test_a_layer_s_launches_are_its_kernels(model: str, tp: int, preset: str, kernels: int) -> None:
+    spec, layout, _, engine = parts(model, "h100-sxm", tp, preset)
+    assert layer_launches(spec, layout, engine) == kernels
+
+
+def test_a_layer_of_latent_attention_and_experts_takes_twice_as_many_launches() -> None:
+    spec, layout, _, engine = parts("deepseek-r1", "h200-sxm", 8, "sglang-0.5")
+    assert 25 < layer_launches(spec, layout, engine) < 28
+    given = dataclasses.replace(engine.host, layer_s=1e-3)
+    assert given.launching_s(False, False, 27.0) == 1e-3, "a time of one's own is that of a layer"
 
 
 def test_on_a_cpu_launches_add_to_the_kernels() -> None:
@@ -149,7 +173,7 @@ def test_on_a_cpu_launches_add_to_the_kernels() -> None:
         cost("qwen2.5-0.5b", "cpu", preset="vllm-0.32", async_scheduling=False, enforce_eager=each)
         for each in (True, False)
     )
-    launches = spec.layers * engine.host.eager_layer_s
+    launches = spec.layers * engine.host.eager_launch_s * DENSE
     assert eager.step_s((), 1, 100) == pytest.approx(graphs.step_s((), 1, 100) + launches)
     assert eager.step_s([(6, 0)], 2, 100) == pytest.approx(graphs.step_s([(6, 0)], 2, 100) + launches)
 
@@ -159,9 +183,10 @@ def test_decode_graphs_alone_leave_steps_with_chunks_to_the_host() -> None:
     host, layers = parts("llama-3.1-8b", "h100-sxm")[3].host, 32
     assert alone.decode_line(130, 100) == both.decode_line(130, 100)
     assert alone.tokens_s[130] < both.tokens_s[130] == both.tokens_s[136], "and to no padding"
-    assert alone.step_s([(8, 0)], 0, 0) == alone.floor_s[1] + layers * host.uncaptured_layer_s
+    launches = layers * DENSE * host.uncaptured_launch_s
+    assert alone.step_s([(8, 0)], 0, 0) == pytest.approx(alone.floor_s[1] + launches)
     nothing = cost(cudagraph_mode="NONE")
-    assert nothing.decode_line(130, 100)[2] == nothing.floor_s[130] + layers * host.uncaptured_layer_s
+    assert nothing.decode_line(130, 100)[2] == pytest.approx(nothing.floor_s[130] + launches)
 
 
 def test_all_reduces_are_fused_with_their_norms_up_to_a_size() -> None:

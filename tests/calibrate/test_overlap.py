@@ -258,7 +258,7 @@ def test_a_run_of_steps_lies_on_its_lines(steps: list[RankStep]) -> None:
 
 
 def test_the_host_launches_both_halves_where_no_graph_does() -> None:
-    host = replace(NO_HOST, compiled_layer_s=10e-3)
+    host = replace(NO_HOST, layer_s=10e-3)
     halved = group(8, LOW, replace(spec(enable_dbo=True), host=host))
     assert halved.step_s([RankStep([(600, 0)])] * 8) >= 2 * 61 * 10e-3
     assert halved.step_s([decoding(64)] * 8) < 10e-3 * 61

@@ -125,7 +125,7 @@ def test_the_host_plans_once_a_batch_and_launches_what_a_stage_runs() -> None:
     assert not any(any(stage.cost.after_s) for stage in in_turn.stages)
     assert all(stage.cost.after_s[8] == host.bubble_s for stage in staggered.stages)
     eager = cost("vllm-0.10", enforce_eager=True)
-    assert [part.cost.launch_s[100] for part in eager.stages] == [pytest.approx(40 * host.eager_layer_s)] * 2
+    assert [part.cost.launch_s[100] for part in eager.stages] == [pytest.approx(40 * 12 * host.eager_launch_s)] * 2
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

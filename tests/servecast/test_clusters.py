@@ -151,7 +151,10 @@ def test_what_can_handle_one_pool_says_so() -> None:
         (["cluster.pools.0.role=decode"], "cluster.pools.0.role: a decode pool needs a prefill pool"),
         (["cluster.pools.1.role=unified"], "is served by unified pools and by split ones"),
         (["cluster.pools.1.gpu=h200-sxm"], "cluster.split.link: missing; 4 GPUs of h100-sxm, h200-sxm"),
-        (["cluster.pools.1.replicas=8"], "cluster.split.link: missing; 10 GPUs of h100-sxm are not in one node (of 8)"),
+        (
+            ["cluster.pools.1.replicas=8"],
+            "cluster.split.link: missing; 10 GPUs of h100-sxm are not all joined by their own link (which joins 8)",
+        ),
         (["cluster.split.link=rdma"], "cluster.split.link: "),
         (["cluster.split.connector=nxil"], "did you mean 'nixl'"),
         (

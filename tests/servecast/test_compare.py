@@ -265,6 +265,15 @@ def test_files_of_one_name_are_told_apart(folder: Path) -> None:
     assert len({each.label for each in found}) == 3
 
 
+def test_points_of_several_keys_are_told_apart(folder: Path) -> None:
+    keys, file = "cluster.tp+model+engine.kv_cache_dtype", written(folder, "a")
+    found = candidates([file], [f"{keys}=[1,llama-3.1-8b,auto],[1,llama-3.1-8b,fp8]"], ())
+    assert [each.label for each in found] == ["tp 1, llama-3.1-8b, auto", "tp 1, llama-3.1-8b, fp8"]
+    same = 30 * "long "
+    found = candidates([file], [f"name+engine.max_num_seqs=[{same},8],[{same},16]"], ())
+    assert len({each.label for each in found}) == 2
+
+
 @pytest.mark.parametrize("name", ["seqs", "course"])
 def test_the_page(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     assert figures_drawn(compare_html(request.getfixturevalue(name)), tmp_path) == 3

@@ -116,6 +116,22 @@ def test_set_reaches_into_lists(tmp_path: Path) -> None:
     assert "numbered from 0 to 0" in problems(file, ["cluster.pools.1={gpu: l4}"])[0]
 
 
+def test_set_reaches_beside_what_one_word_says(tmp_path: Path) -> None:
+    text = (
+        QUICKSTART.read_text()
+        .replace("engine: {preset: vllm-0.19}", "engine: vllm-0.19")
+        .replace(
+            "cluster: {gpu: h100-sxm}",
+            "cluster: {router: prefix-affinity, pools: [{gpu: h100-sxm, engine: vllm-0.10}, {gpu: l40s}]}",
+        )
+    )
+    changes = ["engine.max_num_seqs=64", "cluster.router.cache_threshold=0.5", "cluster.pools.0.engine.max_num_seqs=32"]
+    found = load_scenario(write(tmp_path, text), changes)
+    assert found.engine == {"preset": "vllm-0.19", "max_num_seqs": 64}
+    assert found.cluster.router == {"kind": "prefix-affinity", "cache_threshold": 0.5}
+    assert found.cluster.pools[0].engine == {"preset": "vllm-0.10", "max_num_seqs": 32}
+
+
 def test_set_makes_new_sections(tmp_path: Path) -> None:
     file = write(tmp_path, QUICKSTART.read_text().replace("slo: {ttft: 1s, tpot: 50ms}", "slo:"))
     assert load_scenario(file, ["slo.ttft=2s"]).slo.ttft == 2

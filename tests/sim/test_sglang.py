@@ -34,6 +34,7 @@ def scenarios(draw):
         draw(st.sampled_from([1.0, 0.1, 0.0001, 3.0])),
         mixed,
         not overlap,
+        draw(st.sampled_from([1, 1, 2, 3, 7])),
     )
     num_blocks = 2 + -(-longest // block_size) + draw(st.integers(0, 3) | st.integers(0, 60))
     cost = LinearCost(
@@ -126,3 +127,18 @@ def test_a_prompt_that_must_go_on_may_find_no_page() -> None:
     policy = Sglang(8, 4, 64, schedule_conservativeness=0.0001, enable_mixed_chunk=True, disable_overlap_schedule=True)
     _, log = same(policy, LinearCost(), 1 + 22, 1, False, [(0.0, 4, 12, 12), (0.1, 14, 2, 2)])
     assert log is None
+
+
+@pytest.mark.parametrize(("interval", "decodes"), [(1, 1), (4, 4), (10, 10)])
+def test_requests_are_received_every_so_many_decode_steps(interval, decodes):
+    """The first request decodes from 0.75 s on; the second comes at once and is read after so many steps."""
+    policy = Sglang(8, 64, 64, disable_overlap_schedule=True, scheduler_recv_interval=interval)
+    steps, _ = run(policy, [(0.0, 4, 40, 40), (0.76, 4, 2, 2)])
+    assert [i for i, (chunks, _) in enumerate(steps) if chunks] == [0, decodes + 1]
+
+
+def test_requests_are_received_after_every_step_with_prompts():
+    """Two that come while prompts are read are not kept waiting for the tenth decode."""
+    policy = Sglang(8, 64, 64, disable_overlap_schedule=True, scheduler_recv_interval=10)
+    steps, _ = run(policy, [(0.0, 4, 40, 40), (0.1, 4, 2, 2), (0.9, 4, 2, 2)])
+    assert [chunks for chunks, _ in steps[:4]] == [[(0, 4)], [(1, 4)], [(2, 4)], []]

@@ -46,6 +46,7 @@ def case(seed):
             "schedule_policy": r.choice(["fcfs", "lpm"]) if caching else "fcfs",
             "disable_overlap_schedule": not overlap,
             "num_reserved_decode_tokens": r.choice([0, 3, 20]),
+            "scheduler_recv_interval": r.choice([1, 1, 2, 3, 7]),
         }
         for _ in range(2)
     ]  # fmt: skip

@@ -24,6 +24,7 @@ class Oracle:
         self.policy, self.cost = policy, cost
         self.size, self.depth = block_size, 2 if asynchronous else 1
         self.kv = Blocks(num_blocks, block_size, caching, blank_first, tables)
+        self.inbox: list[Naive] = []  # who has arrived, in an engine that does not look at once
         self.waiting: deque[Naive] = deque()
         self.running: list[Naive] = []
         self.swapped: list[Naive] = []  # whose KV is in the memory of the host
@@ -56,6 +57,14 @@ class Oracle:
                 self.waiting.appendleft(r)
             else:
                 self.waiting.append(r)
+
+    def take(self, r):
+        """`r` arrives."""
+        self.queue([r])
+
+    def look(self):
+        """There is nothing to do: whether somebody has come."""
+        return False
 
     def plan(self):
         """The batch of the next step: entries as `schedule` gives them."""
@@ -95,7 +104,7 @@ class Oracle:
     def leave(self, r):
         """A request that is over gives back its place and its blocks."""
         self.kv.give_back(r)
-        next(queue for queue in (self.running, self.waiting, self.swapped) if r in queue).remove(r)
+        next(queue for queue in (self.running, self.waiting, self.swapped, self.inbox) if r in queue).remove(r)
 
     def in_order(self, batch, place):
         """The entries of a step as they end: in order of admission, `place`, when it was planned."""
@@ -113,7 +122,7 @@ class Oracle:
             if r.gives_up_s < r.entered_s:
                 r.done, r.cancelled_s = True, r.gives_up_s
             else:
-                self.queue([r])
+                self.take(r)
 
     def run(self, requests, follow_up=lambda r, now: None):
         """`requests` in order of arrival; `follow_up(r, now)` is asked for one more whenever one is finished."""
@@ -130,7 +139,10 @@ class Oracle:
                 flight.append(batch)
                 used.append(self.kv.used)
                 places.append({r.id: i for i, r in enumerate(self.running)})
-            self.queue(fresh)
+            if not flight and self.look():
+                continue
+            for r in fresh:
+                self.take(r)
             if not flight:
                 if fresh or self.preemptions > preempted:  # an empty plan that made room: the next one may use it
                     fresh = []
@@ -150,7 +162,7 @@ class Oracle:
             named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
             self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv), seen, used.popleft()))
             self.arrive(arrivals, front, t)
-            gone = [r for r in (*self.running, *self.waiting, *self.swapped) if r.gives_up_s < t]
+            gone = [r for r in (*self.running, *self.waiting, *self.swapped, *self.inbox) if r.gives_up_s < t]
             for r in sorted(gone, key=lambda r: (r.gives_up_s, r.arrival_s, r.id)):
                 r.done, r.cancelled_s = True, r.gives_up_s
                 self.leave(r)

@@ -18,6 +18,7 @@ class Sglang(Oracle):
         self.decoding = []  # running_batch.reqs: those that finished stay until it is filtered
         self.last = None  # reqs of the last batch, if it held prompts
         self.chunked = None
+        self.prompts, self.counter = False, 0  # what the last batch was; SchedulerRecvSkipper's counter
         self.initial = min(INITIAL * policy.schedule_conservativeness, 1.0)
         self.least = min(self.initial * LEAST, 1.0)
         self.start, self.decays = self.initial, 0
@@ -32,7 +33,29 @@ class Sglang(Oracle):
     def ratio(self):
         return max(self.start - self.decays * (self.initial - self.least) / DECAY_STEPS, min(self.start, self.least))
 
+    def take(self, r):
+        self.inbox.append(r)
+
+    def received(self):
+        """Who is received in this round of the event loop."""
+        self.counter += 1000 if self.prompts else 1
+        if self.counter < self.policy.scheduler_recv_interval:
+            return []
+        self.counter, found, self.inbox = 0, self.inbox, []
+        return found
+
+    def look(self):
+        """The loop goes round until it receives."""
+        self.counter = max(self.counter, self.policy.scheduler_recv_interval - 1)
+        return bool(self.inbox)
+
     def plan(self):
+        self.waiting.extend(self.received())
+        batch = self.next_batch()
+        self.prompts = any(not decode for _, _, _, decode, _, _ in batch)
+        return batch
+
+    def next_batch(self):
         if self.chunked is not None and self.chunked.done:
             self.chunked = None
         if self.chunked is not None:

@@ -29,7 +29,7 @@ class Server(Sglang):
         super().__init__(*args, **kwargs)
         self.desk, self.number = desk, number
         self.overlap = self.depth == 2
-        self.inbox, self.result, self.free_s, self.asleep, self.in_vain = [], None, 0.0, True, 0
+        self.result, self.free_s, self.asleep, self.in_vain = None, 0.0, True, 0
 
     def wake(self, t):
         if self.asleep:
@@ -59,6 +59,7 @@ class Server(Sglang):
         self.receive(t)
         batch = self.get_batch(t)
         prebuilt = batch and isinstance(batch[0], Part)
+        self.prompts = prebuilt or (batch and not batch[0][3])  # no decodes
         launched = None if batch is None else (batch, t) if prebuilt else self.launch(batch, t)
         if not self.overlap:
             if prebuilt:
@@ -97,8 +98,7 @@ class Prefill(Server):
         return bool(self.inbox) or any(r.bootstrapped for r in self.bootstrap)
 
     def receive(self, t):
-        self.bootstrap += self.inbox
-        self.inbox = []
+        self.bootstrap += self.received()
         self.waiting.extend(r for r in self.bootstrap if r.bootstrapped)
         self.bootstrap = [r for r in self.bootstrap if not r.bootstrapped]
 
@@ -157,8 +157,7 @@ class Decode(Server):
         return bool(self.inbox) or any(r.transferred for r in self.transfer)
 
     def receive(self, t):
-        self.prealloc += self.inbox
-        self.inbox = []
+        self.prealloc += self.received()
         self.resume()
         if self.retracted:
             return

@@ -1,0 +1,1 @@
+"""What `servecast explain` has found, in words, tables and figures."""
