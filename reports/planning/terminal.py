@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports.planning import day, growth, words
+from reports.planning import day, fleet, growth, words
 from reports.planning.facts import Facts, Option
+from reports.planning.fleet import Together
 
 ROWS = 8
 
@@ -63,6 +64,11 @@ def print_plan(facts: Facts, console: Console) -> None:
         console.print(Text(line), highlight=False)
     for note in facts.notes:
         console.print(Text(f"Note: {note}"), highlight=False)
+
+
+def print_together(together: Together, console: Console) -> None:
+    """Plans for several models, a line each."""
+    _course(console, fleet.sentences(together), fleet.HEADS, fleet.rows(together))
 
 
 def _course(

@@ -85,22 +85,11 @@ def plan(
     Raises ServecastError for whatever is wrong with the scenario or the question.
     """
     rent = Rent(*prices_of(None)) if rent is None else rent
-    base = Base.of(path, overrides)
-    scenario = scenario_of(base.file({}))
-    requirements = requirements_of(scenario, slo)
-    chosen = list(gpus) or default_gpus(rent.prices)
-    known_gpus(chosen)
-    if lacking := [gpu for gpu in chosen if gpu not in rent.prices]:
-        raise ServecastError(
-            f"--gpus: {one_of(lacking)} has no price in {rent.source}; give one with --price {lacking[0]}=2.50 "
-            f"(dollars per GPU-hour), or other prices; priced: {one_of(sorted(rent.prices))}"
-        )
+    case, every, scenario = question(path, slo, overrides, rent, gpus, settings, tps, pps, splits)
+    base, requirements = case.base, case.requirements
     own = profile_of(scenario)
     if own is not None and hours is not None:
         raise ServecastError("--day: the scenario's arrivals have a day of their own; give one of the two")
-    tried = limits_of(scenario) if settings is None else settings
-    every = list(candidates(scenario, chosen, tried, tps=tps, pps=pps, splits=splits))
-    case = Case(base, requirements, rent)
     with workers(jobs) as pool:
         searched, todo = survey(case, every, pool, told)
         contest, winner = hunt(case, todo, budget, pool, jobs, told)
@@ -141,6 +130,33 @@ def plan(
         growth=more,
         day=daily,
     )
+
+
+def question(
+    path: str | Path,
+    slo: Iterable[str],
+    overrides: Iterable[str] | Mapping[str, object],
+    rent: Rent,
+    gpus: Iterable[str],
+    settings: Mapping[str, list[Any]] | None,
+    tps: Iterable[int],
+    pps: Iterable[int],
+    splits: Iterable[tuple[int, int] | None],
+) -> tuple[Case, list[Candidate], Scenario]:
+    """What `plan` is asked: what all candidates have in common, and the candidates. Raises ServecastError."""
+    base = Base.of(path, overrides)
+    scenario = scenario_of(base.file({}))
+    requirements = requirements_of(scenario, slo)
+    chosen = list(gpus) or default_gpus(rent.prices)
+    known_gpus(chosen)
+    if lacking := [gpu for gpu in chosen if gpu not in rent.prices]:
+        raise ServecastError(
+            f"--gpus: {one_of(lacking)} has no price in {rent.source}; give one with --price {lacking[0]}=2.50 "
+            f"(dollars per GPU-hour), or other prices; priced: {one_of(sorted(rent.prices))}"
+        )
+    tried = limits_of(scenario) if settings is None else settings
+    every = list(candidates(scenario, chosen, tried, tps=tps, pps=pps, splits=splits))
+    return Case(base, requirements, rent), every, scenario
 
 
 def _starts(base: Base, candidate: Candidate, replicas: int) -> tuple[str, ...]:

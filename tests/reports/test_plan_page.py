@@ -14,8 +14,9 @@ from plotly.offline import get_plotlyjs
 from rich.console import Console
 
 from reports.planning.facts import Change, Day, Facts, Figure, Fleet, Growth, Hour, Limit, Month, Option, Point
+from reports.planning.fleet import OneType, Together, rows, sentences
 from reports.planning.page import plan_html
-from reports.planning.terminal import print_plan
+from reports.planning.terminal import print_plan, print_together
 from tests.reports.browser import dom, figures_drawn
 
 EVIL = '</script><script>alert(1)</script> <b>ünïcode</b> "quotes"'
@@ -130,6 +131,29 @@ def test_what_is_said() -> None:
     assert "p99 ttft &lt;= 500 ms: at most $21.00 an hour (+50 %), 3 x h100-sxm." in page
     assert "p99 ttft &lt;= 2 s: nothing that was tried" in page
     assert page.index("As traffic grows") < page.index("Over the day") < page.index("What the limit costs")
+
+
+def test_what_is_said_of_several_plans() -> None:
+    def said(together: Together) -> str:
+        return " ".join(sentences(together))
+
+    one = OneType("h100-sxm", {"chat": "2 x h100-sxm", "code": "4 x h100-sxm"}, 6, 42.0)
+    plans = {"chat": plan(), "code": plan()}
+    assert said(Together(plans, one, None, 64)).startswith("2 scenarios: 8 GPUs, $28.00 an hour, $20,440 a month.")
+    assert "All on h100-sxm: 6 GPUs, $42.00 an hour (+50 %; chat: 2 x h100-sxm;" in said(Together(plans, one, None, 64))
+    assert "One type of GPU is enough: h100-sxm." in said(
+        Together(plans, replace(one, dollars_per_hour=28.0), None, 64)
+    )
+    assert "$8.00 an hour more than the budget" in said(Together(plans, None, 20.0, 64))
+    assert "more than the 7 GPUs" in said(Together(plans, None, None, 7))
+    assert "No type of GPU serves all of them." in said(Together(plans, None, None, 64))
+    without = Together(plans | {"code": CASES["nothing meets it"]()}, None, None, 64)
+    assert said(without).startswith("Nothing that was tried meets the requirements of code; the others: 1 scenario: 4")
+    assert [row[:2] for row in rows(without)] == [("chat", "2 x h100-sxm, tp 2"), ("code", "nothing meets it")]
+    json.dumps(without.plain(), allow_nan=False)
+    console = Console(file=StringIO(), width=80)
+    print_together(without, console)
+    assert max(map(len, console.file.getvalue().splitlines())) <= 80  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["the least", "nothing meets it", "too many GPUs", "evil"])
