@@ -91,7 +91,7 @@ def limits(facts: Facts) -> Iterator[str]:
         if other.dollars_per_hour is None or not price:
             yield f"{other.required}: nothing that was tried, up to four times the price."
         elif other.same:
-            yield f"{other.required}: {'no more, the same does' if stricter else 'no less, nothing cheaper does'}."
+            yield f"{other.required}: {'the same deployment does' if stricter else 'nothing cheaper was found'}."
         else:
             change = f"{100 * (other.dollars_per_hour / price - 1):+.0f} %"
             most = "at most " if stricter else ""

@@ -30,7 +30,8 @@ class Plan:
     """`winner` with `replicas` of it (beside the spare ones of `rent`), or None where nothing meets the requirements;
     `runner_up` is the cheapest with other hardware. `closest`: of those that fail, the one that misses by least.
     `raised` says how many replicas fresh seeds added, `rate` the requests per second; `one_course`: no seed changes the
-    requests. `starts`: how to start it, as text for a shell."""
+    requests. `starts`: how to start it, as text for a shell. `limits`: what other limits would cost; `growth` and
+    `day`: what it takes in the course of time, where that was asked for, or the workload has a day."""
 
     scenario: Scenario
     requirements: tuple[Requirement, ...]

@@ -43,6 +43,7 @@ SCENARIO: dict[str, Any] = {
     "cluster": {"gpu": "h100-sxm"},
     "workload": {"num_requests": 300, "arrivals": {"kind": "poisson", "rate": 30}, "lengths": fixed(800, 80)},
 }
+DAILY = "{kind: diurnal, rate: 5, peak_to_mean: 2}"
 REQUIRED = ("p90 ttft < 500ms, p90 tpot < 60ms",)
 
 
@@ -357,6 +358,10 @@ def test_requirements_that_nothing_meets_end_in_the_closest(path: Path, tmp_path
         (("--price", "h100-sxm=free"), "GPU=DOLLARS"),
         (("--vary", "cluster.tp=1,2"), "a plan finds the cluster"),
         (("--slo", "p99 ttft"), "not a requirement"),
+        (("--months", "3"), "Give --growth too"),
+        (("--growth", "10%/day"), "expected more traffic a month or a year"),
+        (("--day", "1,2"), "the relative rates of 24 hours"),
+        (("--day", ",".join(["1"] * 24), "--set", f"workload.arrivals={DAILY}"), "have a day of their own"),
     ],
 )
 def test_mistakes_are_said(path: Path, args: tuple[str, ...], said: str) -> None:
