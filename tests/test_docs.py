@@ -53,6 +53,7 @@ def test_documented_commands(command):
     if words[0] == "plan":  # a small one: few configurations, and a percentile that needs few requests
         words = [word.replace("p99", "p80").replace("p95", "p80") for word in words]
         words += ["--gpus", "h100-sxm,l40s", "--tp", "1", "--vary", "engine.max_num_seqs=256", "--draws", "0"]
+        words += ["--months", "3"] * ("--growth" in words)
     if words[0] in ("run", "compare", "sweep", "plan"):
         unit = "sessions" if "num_sessions" in (REPO / words[1]).read_text(encoding="utf-8") else "requests"
         words += ["--set", f"workload.num_{unit}=40"]
