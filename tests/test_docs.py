@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -59,6 +60,22 @@ def test_documented_commands(command):
         words += ["--set", f"workload.num_{unit}=40"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
+
+
+def test_the_reference_is_what_the_code_says():
+    spec = importlib.util.spec_from_file_location("make_reference", REPO / "docs" / "make_reference.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert (REPO / "docs" / "reference.md").read_text(encoding="utf-8") == made.text()
+
+
+def test_links_between_pages_lead_somewhere():
+    pages = [REPO / "README.md", REPO / "ARCHITECTURE.md", *(REPO / "docs").rglob("*.md")]
+    links = [
+        (page, link) for page in pages for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+    ]
+    assert len(links) > 30
+    assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []
 
 
 def test_there_are_documented_commands():
