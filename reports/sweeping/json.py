@@ -16,6 +16,7 @@ def sweep_json(swept: Swept) -> str:
         "complete": swept.complete,
         "axes": dict(swept.texts),
         "seeds": swept.seeds,
+        "intervals": swept.draws,
         "runs": {"wanted": swept.total} | {status: swept.count(status) for status in ("done", "invalid", "failed")},
         "drawn_twice": swept.again,
         "fronts": {against: swept.front(against)["point"].to_list() for against in FRONTS},
