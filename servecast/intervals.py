@@ -68,9 +68,9 @@ def results(setup: Setup, count: int) -> Iterator[Result]:
         yield simulate(_drawn(setup, each))
 
 
-def under(setup: Setup, number: int) -> Setup:
-    """`setup` as the `number`-th draw (from 1) has it: the same one however many are taken."""
-    return _drawn(setup, [list(draws(pool.prices, number, setup.scenario.seed))[-1] for pool in setup.pools])
+def under(setup: Setup, number: int, seed: int) -> Setup:
+    """`setup` as the `number`-th draw (from 1) of that seed has it: the same one however many are taken."""
+    return _drawn(setup, [list(draws(pool.prices, number, seed))[-1] for pool in setup.pools])
 
 
 def _drawn(setup: Setup, each: Iterable[Draw]) -> Setup:

@@ -107,8 +107,8 @@ class UnderError:
 class Swept:
     """A sweep. `rows` is what its folder holds: a row a run, with `point`, `seed`, `draw` (of the model's error; 0: the
     forecast), a column an axis, `status` (done, invalid, failed), `error`, the figures of `Result.summary()`, and
-    whether saturation is `undecided`. `total` runs were wanted: every point under `seeds` seeds and, under the first
-    one, under `draws` draws; `again` points were drawn twice. `complete` False: it was ended early. `texts` says what
+    whether saturation is `undecided`. `total` runs were wanted: every point under `seeds` seeds, and these again
+    under `draws` draws; `again` points were drawn twice. `complete` False: it was ended early. `texts` says what
     was varied."""
 
     title: str
@@ -129,7 +129,18 @@ class Swept:
         them), `steady` (neither), and the mean over the seeds of each figure of COLUMNS that there is; `_low` and
         `_high` of those that fronts are made of. Of what was drawn: the range `_under_error` of each figure, and in
         how many draws the point is `saturated_under_error` and `_front_under_error`."""
-        points, found = self._forecasts, self.under_error
+        keys = [axis.key for axis in self.axes if axis.key != "seed"]
+        ends = [key for key in (THROUGHPUT, *FRONTS) if key in self._figures]
+        points = self._means(
+            self._forecasts,
+            ["point"],
+            *(pl.col(key).first() for key in keys),
+            *([pl.col("seed").first()] if len(keys) < len(self.axes) else []),
+            pl.len().alias("runs"),
+            *(pl.col(key).min().alias(f"{key}_low") for key in ends),
+            *(pl.col(key).max().alias(f"{key}_high") for key in ends),
+        )
+        found = self.under_error
         if found is None:
             return points
         ranges = {
@@ -142,44 +153,37 @@ class Swept:
     @cached_property
     def under_error(self) -> UnderError | None:
         """The points in those draws that all of them have; None where these are too few for a range."""
-        points = self._forecasts
+        forecasts = self._forecasts
         found = self.rows.filter((self.rows["draw"] > 0) & (self.rows["status"] == "done"))
-        found = found.filter(found["point"].is_in(points["point"].to_list())).sort("draw", "point")
-        found = found.filter(pl.len().over("draw") == points.height)
+        found = found.join(forecasts, on=["point", "seed"], how="semi")
+        found = found.filter(pl.len().over("draw") == forecasts.height)
         if found["draw"].n_unique() < LEAST:
             return None
+        means = self._means(found, ["draw", "point"])
+        numbers = means["point"].unique().sort().to_list()
 
-        def table(key: str, kind: type[pl.DataType], missing: Any) -> npt.NDArray[Any]:
-            values = (
-                found[key].cast(kind) if key in found.columns else pl.repeat(None, found.height, dtype=kind, eager=True)
-            )
-            return values.fill_null(missing).to_numpy().reshape(-1, points.height)
+        def table(key: str) -> npt.NDArray[Any]:
+            return means[key].to_numpy().reshape(-1, len(numbers))
 
-        saturated, undecided = (table(key, pl.Boolean, False) for key in FLAGS)
-        figures = {c.key: table(c.key, pl.Float64, np.nan) for c in COLUMNS if c.key in points.columns}
-        places = {number: at for at, number in enumerate(points["point"])}
-        return UnderError(places, figures, saturated, ~(saturated | undecided))
+        figures = {key: table(key).astype(np.float64) for key in self._figures}
+        places = {number: at for at, number in enumerate(numbers)}
+        return UnderError(places, figures, table("saturated"), table("steady"))
 
     @cached_property
     def _forecasts(self) -> pl.DataFrame:
-        done = self.rows.filter((self.rows["status"] == "done") & (self.rows["draw"] == 0))
-        keys = [axis.key for axis in self.axes if axis.key != "seed"]
-        figures = [c.key for c in COLUMNS if c.key in done.columns and done[c.key].dtype.is_numeric()]
-        ends = [key for key in (THROUGHPUT, *FRONTS) if key in figures]
-        flags = ((pl.col(key) if key in done.columns else pl.lit(None)).cast(pl.Boolean) for key in FLAGS)
+        return self.rows.filter((self.rows["status"] == "done") & (self.rows["draw"] == 0))
+
+    @cached_property
+    def _figures(self) -> list[str]:
+        return [c.key for c in COLUMNS if c.key in self.rows.columns and self.rows[c.key].dtype.is_numeric()]
+
+    def _means(self, rows: pl.DataFrame, by: list[str], *more: pl.Expr) -> pl.DataFrame:
+        """Over seeds, sorted."""
+        flags = ((pl.col(key) if key in rows.columns else pl.lit(None)).cast(pl.Boolean) for key in FLAGS)
         saturated, undecided = (flag.any(ignore_nulls=True).alias(key) for key, flag in zip(FLAGS, flags, strict=True))
-        found = done.group_by("point").agg(
-            *(pl.col(key).first() for key in keys),
-            *([pl.col("seed").first()] if len(keys) < len(self.axes) else []),
-            pl.len().alias("runs"),
-            saturated,
-            undecided,
-            (~(saturated | undecided)).alias("steady"),
-            *(pl.col(key).mean() for key in figures),
-            *(pl.col(key).min().alias(f"{key}_low") for key in ends),
-            *(pl.col(key).max().alias(f"{key}_high") for key in ends),
-        )
-        return found.sort("point")
+        steady = (~(saturated | undecided)).alias("steady")
+        means = (pl.col(key).mean() for key in self._figures)
+        return rows.group_by(by).agg(*more, saturated, undecided, steady, *means).sort(by)
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:

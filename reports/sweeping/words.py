@@ -157,10 +157,9 @@ def ranges(swept: Swept) -> str:
     """What ranges are, and what fronts say of neighbours; nothing where there are none."""
     if swept.under_error is None:
         return ""
-    first = ", with the first seed" if swept.seeds > 1 else ""
     return (
         f"Ranges hold the central {LEVEL:.0%} of {swept.under_error.draws:,} draws of the model's error, each the same "
-        f"for all configurations{first}. Clocks fall under load, so they lie rather on the slow side. Next differs: in "
+        f"for all configurations. Clocks fall under load, so they lie rather on the slow side. Next differs: in "
         "which of the front's two figures the next row differs by more than that error; where in neither, the two "
         "cannot be told apart."
     )

@@ -44,6 +44,11 @@ class Base:
             overrides = [overrides]
         return cls(read_text(Path(path)), Path(path).absolute(), Path.cwd(), tuple(overrides))
 
+    @property
+    def first_seed(self) -> int:
+        """The scenario's own."""
+        return int(_parsed(self).data.get("seed", 0))
+
     def file(self, point: Mapping[str, Any]) -> YamlFile:
         """What a run's scenario file would hold. Raises ServecastError."""
         known = _parsed(self)
@@ -94,8 +99,8 @@ def columns_of(axes: Iterable[Axis]) -> dict[str, type]:
 def tasks_of(
     base: Base, axes: tuple[Axis, ...], points: Iterable[Point], seeds: Iterable[int], draws: int = 0
 ) -> tuple[list[Task], int]:
-    """A task for every point and seed, then, under the first seed, for every draw and point, each only once; and how
-    many points came again. A sweep that is stopped has had its first draws for all points."""
+    """A task for every point and seed, and then for every draw of them, each only once; and how many points came again.
+    A sweep that is stopped has had its first draws for all points."""
     types, seeds = columns_of(axes), tuple(seeds)
     beginning = json.dumps([version("servecast"), _parsed(base).data], default=str, sort_keys=True)
     begun = sha256(beginning.encode())
@@ -117,9 +122,8 @@ def tasks_of(
             found.setdefault(task.id, task)
         again += not fresh
     tasks = list(found.values())
-    first = [task for task in tasks if task.seed == seeds[0]]
     for draw in range(1, draws + 1):
-        tasks += [replace(task, id=id_of(task.point, task.seed, draw), draw=draw) for task in first]
+        tasks += [replace(task, id=id_of(task.point, task.seed, draw), draw=draw) for task in found.values()]
     return tasks, again
 
 
@@ -135,7 +139,9 @@ def run(base: Base, task: Task) -> Row:
         setup = set_up(base.scenario(task.point | {"seed": task.seed}))
         resolved = json.dumps(setup.resolved(), default=str, sort_keys=True)
         status = FAILED
-        result = simulate(under(setup, task.draw) if task.draw else setup)
+        if task.draw:  # the same one for all seeds
+            setup = under(setup, task.draw, base.first_seed)
+        result = simulate(setup)
         row |= {"status": DONE, "scenario": sha256(resolved.encode()).hexdigest()[:16]}
         row |= figures(result.summary()) | {"undecided": result.saturation.undecided}
     except ServecastError as error:

@@ -76,8 +76,8 @@ def sweep(
 
     `vary`: `"engine.max_num_seqs=64,128"` or `"workload.arrivals.rate=2:20:10"` texts, or a mapping from key path to a
     list of values or the text of a range. All combinations are run, or `samples` points drawn from them, each under
-    `seeds` seeds from the scenario's own upwards, the same for all points; and under `intervals` draws of the model's
-    error (`servecast.intervals`), with the first seed, the same for all points too. What the folder has already is not
+    `seeds` seeds from the scenario's own upwards, the same for all points; and all that again under `intervals` draws
+    of the model's error (`servecast.intervals`), the same for all points and seeds. What the folder has already is not
     run again. `backend` is local (with so many `workers`, by default one a core), dask or ray (at `address`, or a
     cluster of their own on this machine). `told` hears of progress; `ask` is asked before more than a thousand runs.
 
@@ -134,12 +134,11 @@ def _planned(
         raise ServecastError(f"--seeds: {seeds:,} is not a number of seeds from 1 to {MAX_SEEDS:,}")
     if intervals and intervals not in DRAWS:
         raise ServecastError(f"--intervals: {wrong_draws(intervals)}")
-    if (seeds > 1 or intervals) and any("seed" in axis.keys for axis in axes):
-        option = "--seeds" if seeds > 1 else "--intervals"
-        raise ServecastError(f"{option}: the seed is varied too; take one of {option} and --vary seed=...")
+    if seeds > 1 and any("seed" in axis.keys for axis in axes):
+        raise ServecastError("--seeds: the seed is varied too; take one of --seeds and --vary seed=...")
     points = grid(axes) if samples is None else sample(axes, samples, sampler)
     check_axes(base, axes)
-    first = base.file({}).data.get("seed", 0)
+    first = base.first_seed
     tasks, again = tasks_of(base, axes, points, range(first, first + seeds), intervals)
     return axes, tasks, again
 
