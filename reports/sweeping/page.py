@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from reports import page as pages
 from reports.page import card, figure, page
 from reports.sweeping import figures, words
-from reports.sweeping.points import FRONTS, INTERACTIVITY, THROUGHPUT, TTFT, Shown, Swept
+from reports.sweeping.points import INTERACTIVITY, THROUGHPUT, TTFT, Shown, Swept
 from reports.words import DEFINITIONS
 
 FRONT_ROWS = 20
@@ -49,7 +49,7 @@ def sweep_html(swept: Swept) -> str:
             _cards(swept),
             *_wrong(swept, "failed", "Runs that failed", most=3),
             *(_captioned(swept, name, pairs) for name in drawn),
-            f'<h2>The front</h2><p class="soft">{escape(words.ranges(swept))}</p>',
+            "<h2>The front</h2>",
             *_fronts(swept),
             "<h2>All configurations</h2>",
             _table(swept),
@@ -152,6 +152,8 @@ def _captioned(swept: Swept, name: str, pairs: list[tuple[Any, Any]]) -> str:
 
 
 def _fronts(swept: Swept) -> Iterator[str]:
+    if said := words.ranges(swept):
+        yield f'<p class="soft">{escape(said)}</p>'
     for against, name in ((INTERACTIVITY, "Output per GPU and interactivity"), (TTFT, "Output per GPU and TTFT")):
         head, rows, more = words.front_rows(swept, against, FRONT_ROWS)
         if not rows:
@@ -195,13 +197,13 @@ def _data(swept: Swept) -> dict[str, Any]:
         factors.append(100 if c.unit == "%" else 1)
         name = f"{c.name} ({c.unit})" if c.unit else c.name
         columns.append({"name": name, "title": name, "kind": "figure"})
-    under, drawn = swept.under_error, []
-    if under is not None:
-        drawn = [f"{against}_front_under_error" for against in FRONTS if against in under.figures]
-        for name in ("interactivity", "TTFT")[: len(drawn)]:
+    under, points = swept.under_error, figures.kept(swept, figures.room(swept))
+    drawn = []
+    for against, name in ((INTERACTIVITY, "interactivity"), (TTFT, "TTFT")):
+        if under is not None and (key := f"{against}_front_under_error") in points.columns:
+            drawn.append(key)
             title = f"In how many of {under.draws} draws of the model's error it is on the front by {name}"
             columns.append({"name": f"Front by {name}, of {under.draws}", "title": title, "kind": "front"})
-    points = figures.kept(swept, figures.room(swept))
     rows = [
         [
             *(_plain(point[key]) for key in keys),

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,16 @@ class Swept:
             return others.clear()
         behind = self.under_error.ahead(key, more, best["point"], others["point"].to_list())
         return others.filter(~pl.Series(behind, dtype=pl.Boolean)).sort(key, "point", descending=[more, False])
+
+    def next_differs(self, against: str, numbers: list[int]) -> list[list[str]]:
+        """Of points in the order of a front: in which of its two figures each has or lacks more than the next one,
+        beyond the model's error. Only of what was drawn."""
+        assert self.under_error is not None
+        ahead = self.under_error.ahead
+        return [
+            [THROUGHPUT] * ahead(THROUGHPUT, True, a, [b])[0] + [against] * ahead(against, FRONTS[against], b, [a])[0]
+            for a, b in pairwise(numbers)
+        ]
 
     @property
     def meeting(self) -> pl.DataFrame | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 import polars as pl
@@ -14,6 +13,8 @@ from reports.words import NONE, quantity
 
 EXAMPLES = 3
 """Points that are named for each error."""
+NEITHER = {0: "neither", 2: "both"}
+"""What is said of so many of a front's two figures."""
 LONGEST = 60
 """Characters of a value that are shown."""
 
@@ -82,9 +83,8 @@ def of(point: Mapping[str, Any], key: str) -> str:
 
 def ran(swept: Swept) -> str:
     """What was run."""
-    over = [f"{swept.seeds} seeds"] * (swept.seeds > 1) + [f"{swept.draws} draws of the model's error"] * bool(
-        swept.draws
-    )
+    over = [f"{swept.seeds} seeds"] * (swept.seeds > 1)
+    over += [f"{swept.draws} draws of the model's error"] * (swept.draws > 0)
     done = f"{points(swept.points.height)}, {runs(swept.count('done'))} of {swept.total:,}"
     return f"{done}{', each under ' if over else ''}{' and '.join(over)}"
 
@@ -233,27 +233,16 @@ def front_rows(swept: Swept, against: str, most: int, *, brief: bool = False) ->
     shown = list(some(front, most).iter_rows(named=True))
     drawn = (THROUGHPUT, against) if brief else [c.key for c in columns]  # a terminal is narrow
     cells = [[figure(c, p[c.key]) + (f"\n{between(c, p)}" if c.key in drawn else "") for c in columns] for p in shown]
-    rows = [[*(value(p[key]) for key in keys), *map(str.strip, some)] for p, some in zip(shown, cells, strict=True)]
+    rows = [[*(value(p[key]) for key in keys), *map(str.strip, found)] for p, found in zip(shown, cells, strict=True)]
     if swept.under_error is not None and rows:
         count = swept.under_error.draws
         head += [f"Front of {count}" if brief else f"On it, of\n{count} draws", "Next differs"]
-        apart = [*(told_apart(swept, against, *pair, brief=brief) for pair in pairwise(shown)), ""]
-        for row, point, told in zip(rows, shown, apart, strict=True):
-            row += [f"{point[f'{against}_front_under_error']:,}", told]
+        names_of = {c.key: (c.brief or c.name) if brief else c.name for c in columns}
+        apart = [*swept.next_differs(against, [point["point"] for point in shown]), None]
+        for row, point, found in zip(rows, shown, apart, strict=True):
+            said = "" if found is None else NEITHER.get(len(found)) or names_of[found[0]]
+            row += [f"{point[f'{against}_front_under_error']:,}", said]
     return head, rows, front.height - len(rows)
-
-
-def told_apart(
-    swept: Swept, against: str, one: Mapping[str, Any], following: Mapping[str, Any], *, brief: bool = False
-) -> str:
-    """The figures of a front in which two rows of it differ beyond the model's error."""
-    assert swept.under_error is not None
-    ahead, a, b = swept.under_error.ahead, one["point"], following["point"]
-    told = [ahead(THROUGHPUT, True, a, [b])[0], ahead(against, FRONTS[against], b, [a])[0]]
-    if all(told) or not any(told):
-        return "both" if all(told) else "neither"
-    column = next(c for c in COLUMNS if c.key == (THROUGHPUT if told[0] else against))
-    return (column.brief or column.name) if brief else column.name
 
 
 def some(front: pl.DataFrame, most: int) -> pl.DataFrame:

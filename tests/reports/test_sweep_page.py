@@ -238,8 +238,10 @@ def test_neighbours_that_cannot_be_told_apart() -> None:
             return {}
         return {key: row(21 - point)[key] for key in (THROUGHPUT, INTERACTIVITY, TTFT)}
 
-    _, rows, _ = words.front_rows(drawn(grid(), but=swapped), INTERACTIVITY, 20, brief=True)
+    found = drawn(grid(), but=swapped)
+    _, rows, _ = words.front_rows(found, INTERACTIVITY, 20, brief=True)
     assert [r[-1] for r in rows[:2]] == ["neither", "both"]
+    assert json.loads(sweep_json(found))["next_differs"][INTERACTIVITY][:2] == [[], [THROUGHPUT, INTERACTIVITY]]
 
 
 def test_draws_that_not_all_points_have_do_not_count() -> None:
