@@ -23,7 +23,7 @@ from sim.occupancy import handed_over, occupancy, pool_summaries, stage_shares
 from sim.presence import Presence
 from sim.spent import Spent
 from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
-from sim.stutter import longest_gaps
+from sim.streams import Streams
 from sim.summary import came_and_went, class_summary, found_in_cache, recomputed
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 class Result:
     """What happened. `open_loop` False: clients waited for answers, so saturation does not apply.
 
-    `complete` False: the run was stopped early, and requests that had arrived by then may be unfinished.
+    `complete` False: the run was stopped early, and requests that had arrived by then may be unfinished. `reasoning`,
+    by request id: the share of its output that comes before the answer; None where nobody reasons.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class Result:
         complete: bool,
         unsent: int = 0,
         classes: Classes | None = None,
+        reasoning: Floats | None = None,
     ) -> None:
         self.deployment = deployment
         self.slo = slo
         self.manifest = manifest
         self.unsent = unsent
         self.classes = classes
+        self.reasoning = reasoning
         self.open_loop = open_loop
         self.complete = complete
         self._gaps = log.gaps.table()
@@ -82,11 +85,13 @@ class Result:
         return pl.concat(self._request_frames(), rechunk=True)
 
     def _request_frames(self) -> Iterator[pl.DataFrame]:
-        gaps, done = self._of_all(self.longest_gaps), 0
+        more, done = {"longest_gap_s": self._of_all(self.longest_gaps)}, 0
+        if self.reasoning is not None:
+            more["first_answer_s"] = self._of_all(self.first_answers_s)
         for rows in self._rows.blocks():
             named = None if self.classes is None else np.array(self.classes.names)[self.classes.of(rows)]
             count = len(rows["id"])
-            yield tables.request_frame(rows, gaps[done : done + count], named)
+            yield tables.request_frame(rows, {name: c[done : done + count] for name, c in more.items()}, named)
             done += count
 
     def _of_all(self, finished: Floats) -> Floats:
@@ -139,8 +144,9 @@ class Result:
         float64[n]; NaN where a time, and -1 where a step does not exist.
         """
         rows = self._finished if finished else self._rows
-        if name == "longest_gap_s":
-            return self.longest_gaps if finished else self._of_all(self.longest_gaps)
+        if name in ("longest_gap_s", "first_answer_s"):
+            found = self.longest_gaps if name == "longest_gap_s" else self.first_answers_s
+            return found if finished else self._of_all(found)
         return tables.DERIVED[name](rows) if name in tables.DERIVED else rows[name]
 
     def step_blocks(self) -> Iterator[Table]:
@@ -154,10 +160,29 @@ class Result:
 
     @cached_property
     def longest_gaps(self) -> Floats:
-        """float64[finished], by id: see `sim.stutter.longest_gaps`; of pipelines, whose batches take turns, all NaN."""
+        """float64[finished], by id: see `Streams`; of pipelines, whose batches take turns, all NaN."""
+        return np.full(self.finished, np.nan) if self._stages.height else self._streams.longest_gaps()
+
+    @cached_property
+    def _streams(self) -> Streams:
+        return Streams(self._finished, self._steps, self._gaps)
+
+    @cached_property
+    def first_answers_s(self) -> Floats:
+        """float64[finished], by id: seconds from arrival to the first token after the reasoning, of which `reasoning`
+        says what share of the output it is; the first token of all where there is none, NaN where not known."""
+        done = self._finished
+        if self.reasoning is None:
+            return metrics.ttft_s(done)
+        share = self.reasoning[done["id"].astype(np.int64)]
+        tokens = done["output_tokens"].astype(np.int64)
+        number = np.minimum(np.floor(share * tokens).astype(np.int64) + 1, tokens)
         if self._stages.height:
-            return np.full(self.finished, np.nan)
-        return longest_gaps(self._finished, self._steps, self._gaps)
+            number = np.where((number == 1) | (number == tokens), number, 0)
+            times = np.where(number == 1, done["first_token_s"], np.where(number == 0, np.nan, done["finish_s"]))
+        else:
+            times = self._streams.token_s(number)
+        return times - done["arrival_s"]
 
     def itl_within(self, edges_s: Floats) -> list[Distribution]:
         """The same of each of the spans between edges [n + 1], of the rows of the log that begin in it."""
@@ -260,10 +285,11 @@ class Result:
             "slo_attainment": None if good is None or not over else good / over,
         }
         out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
+        if self.reasoning is not None:
+            out |= _distribution(self.first_answers_s).summary("first_answer_ms", 1e3)
         out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
         out |= self.itl.summary("itl_ms", 1e3)
-        gaps = self.longest_gaps
-        out |= Distribution.of(gaps[~np.isnan(gaps)]).summary("longest_gap_ms", 1e3)
+        out |= _distribution(self.longest_gaps).summary("longest_gap_ms", 1e3)
         out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
         out |= Distribution.of(metrics.queue_s(done)).summary("queue_ms", 1e3)
         out |= Distribution.of(done["first_token_s"] - done["scheduled_s"]).summary("prefill_latency_ms", 1e3)
@@ -363,3 +389,8 @@ class Result:
                 path.unlink(missing_ok=True)
             raise
         return folder
+
+
+def _distribution(values: Floats) -> Distribution:
+    """Of those that are known."""
+    return Distribution.of(values[~np.isnan(values)])

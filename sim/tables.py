@@ -43,8 +43,8 @@ DERIVED: dict[str, Callable[[Mapping[str, Floats]], Floats]] = {
 """Columns of the table of requests that follow from others: NaN where they do not exist."""
 
 
-def request_frame(rows: Mapping[str, Floats], longest_gap_s: Floats, classes: Any) -> pl.DataFrame:
-    """The table of requests, of some rows of the log and their longest gaps; `classes` are the words of their classes,
+def request_frame(rows: Mapping[str, Floats], more: Mapping[str, Floats], classes: Any) -> pl.DataFrame:
+    """The table of requests, of some rows of the log with `more` columns; `classes` are the words of their classes,
     where there are any."""
     import polars as pl
 
@@ -56,7 +56,7 @@ def request_frame(rows: Mapping[str, Floats], longest_gap_s: Floats, classes: An
         "unfinished",
     )
     columns["reason"] = np.array(OUTCOMES)[outcome.astype(int)]
-    columns |= {name: derive(rows) for name, derive in DERIVED.items()} | {"longest_gap_s": longest_gap_s}
+    columns |= {name: derive(rows) for name, derive in DERIVED.items()} | dict(more)
     if classes is not None:
         columns["class"] = classes
     columns |= {name: rows[name] for name in rows if name not in columns and name != "outcome"}

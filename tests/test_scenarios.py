@@ -19,6 +19,7 @@ CHAT, LEGAL, BATCH = "scenarios/mix-chat.yaml", "scenarios/mix-legal.yaml", "sce
 PRIORITY, FLEET, SPLIT = "scenarios/priority.yaml", "scenarios/mixed-fleet.yaml", "scenarios/split-serving.yaml"
 SCALE, AZURE = "scenarios/autoscaling.yaml", "scenarios/azure-conversation.yaml"
 APART, PREFIX, FP8 = "scenarios/split-70b.yaml", "scenarios/prefix-routing.yaml", "scenarios/fp8-or-second-gpu.yaml"
+REASON, FP8_BOTH = "scenarios/reasoning.yaml", "engine.quantization=fp8 engine.kv_cache_dtype=fp8"
 LONG, FIVE = "scenarios/long-prompts.yaml", "scenarios/five-engines.yaml"
 STEADY = 'workload.arrivals={"kind":"gamma","rate":5.53,"cv":1.09}'
 WHOLE = 'cluster.pools=[{"gpu":"h100-sxm","tp":2,"replicas":4}] cluster.split=null'
@@ -178,6 +179,11 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (FIVE, 'engine={"preset":"vllm-0.19"}', "mean_tpot_ms", "the same {14.8} ms", 1),
     (FIVE, 'engine={"preset":"tgi-3"}', "output_throughput", "TGI ({934})", 1),
     (FIVE, 'engine={"preset":"llama.cpp","parallel":16}', "output_throughput", "llama.cpp ({957})", 1),
+    (REASON, "", "mean_ttft_ms", "comes after {0.05} s", 1e3),
+    (REASON, "", "mean_first_answer_ms", "answer after {25.3} s", 1e3),
+    (REASON, "", "p99_first_answer_ms", "(p99 {80} s)", 1e3),
+    (REASON, f"{FP8_BOTH}", "mean_first_answer_ms", "make it {14.3} s", 1e3),
+    (REASON, "cluster.replicas=2", "mean_first_answer_ms", "instead, {18.3} s", 1e3),
     (OWN, "", "slo_attainment", "{93} % instead", 0.01),
     (OWN, "engine.scheduler=null", "slo_attainment", "of {88} %", 0.01),
     (OWN, "", "p90_ttft_ms", "TTFT p90 {0.78} instead", 1e3),
