@@ -104,10 +104,12 @@ class Step:
 
     @property
     def bound(self) -> Bound:
-        """What most of its seconds go with."""
+        """What most of its seconds go with; of those of the GPU's own work, what all of it would need longer for."""
+        work: Bound = "compute" if self.compute_s > self.bandwidth_s else "bandwidth"
         seconds: dict[Bound, float] = {}
         for part in self.parts:
-            seconds[part.bound] = seconds.get(part.bound, 0.0) + part.seconds
+            of = work if part.bound in ("compute", "bandwidth") else part.bound
+            seconds[of] = seconds.get(of, 0.0) + part.seconds
         return max(seconds, key=lambda bound: seconds[bound])
 
 
@@ -220,6 +222,16 @@ def _work(operators: Sequence[Operator], rows: dict[str, int], gpu: Gpu) -> tupl
             peak = gpu.fp32_flops if op.weights == "fp32" else gpu.flops.get(RATES[op.weights], gpu.flops["bf16"])
             compute_s += done / peak
     return flops, moved, compute_s
+
+
+def main_rate(model: ModelSpec, layout: Parallelism, gpu: Gpu) -> str:
+    """The dtype, one of the GPU's rates, in which most FLOPs of the weights are done."""
+    flops: dict[str, float] = {}
+    for op in step_operators(model, layout):
+        if op.family in ("gemm", "moe") and op.rows != "samples" and op.weights in RATES:
+            rate = RATES[op.weights] if RATES[op.weights] in gpu.flops else "bf16"
+            flops[rate] = flops.get(rate, 0.0) + op.flops_per_row
+    return max(flops, key=lambda rate: flops[rate], default="bf16")
 
 
 MOST = 2**20

@@ -164,7 +164,8 @@ def layer_launches(model: ModelSpec, layout: Parallelism, engine: EngineSpec, st
     """Kernels that the host launches, one by one, for a layer of a pipeline stage of a step with prompts, on average.
 
     Activations are quantised by a kernel before a GEMM or experts that multiply them so; attention is two, one of which
-    writes the cache. What one call launches together, like the kernels of a layer of experts, counts as one.
+    writes the cache. What one call launches together, like the kernels of a layer of experts, counts as one; an
+    all-reduce that is fused with its norm counts beside it, as it did where the time of a launch was found.
     """
     operators = (*step_operators(model, layout, stage), *attention_operators(model, layout, stage))
     counted = [op for op in operators if op.rows != "decodes" and op.name not in (*FIRST, *LAST)]

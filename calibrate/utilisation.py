@@ -42,8 +42,9 @@ class AtPeaks:
         earlier chunks, is left out. Data parallel ranks are taken to have as many tokens each.
         """
         repeats, decodes, new = rows["steps"], rows["decodes"], rows["prefill_tokens"]
-        counts = {"tokens": decodes + new, "samples": decodes + rows["prefill_requests"], "chunk_keys": new}
-        counts |= {"group": self.layout.dp * self.layout.pcp * counts["tokens"], "decodes": decodes}
+        ranks = self.layout.pcp  # which share the tokens of a step
+        counts = {"tokens": (decodes + new) / ranks, "samples": decodes + rows["prefill_requests"]}
+        counts |= {"group": self.layout.dp * (decodes + new), "decodes": decodes / ranks, "chunk_keys": new / ranks}
         compute, moved = np.zeros(len(repeats)), np.zeros(len(repeats))
         for stage in range(self.layout.pp):
             self._add(compute, moved, rows, counts, stage)
@@ -70,10 +71,13 @@ class AtPeaks:
         peak, size = gpu.flops["bf16"], model.dtype_bytes
         for g in attention_groups(model, layout, stage):
             read = np.minimum(seen, decodes * (g.window / 2 if g.chunked else g.window)) if g.window else seen
-            flops = g.pair_flops(decode=False) * chunks * _pairs(g, q) + g.pair_flops(decode=True) * read
-            queries = g.query_elements(decode=False) * new + g.query_elements(decode=True) * g.dcp * decodes
+            ranks = layout.pcp
+            flops = (
+                g.pair_flops(decode=False) * chunks * _pairs(g, q) / ranks + g.pair_flops(decode=True) * read / ranks
+            )
+            queries = (g.query_elements(decode=False) * new + g.query_elements(decode=True) * g.dcp * decodes) / ranks
             compute += g.layers * flops / peak
-            moved += g.layers * (g.kv_token_bytes * (new + read / g.dcp) + size * queries)
+            moved += g.layers * (g.kv_token_bytes * (new + read / g.dcp / ranks) + size * queries)
 
 
 def _pairs(group: AttentionGroup, q: Floats) -> Floats:

@@ -29,7 +29,7 @@ def print_page(page: Path, out: Path) -> None:
             f"format pdf: a browser prints the page, and none is found ({one_of(BROWSERS[:-1])}); install one, or open "
             f"{page} in yours and print it"
         )
-    with tempfile.TemporaryDirectory(prefix="servecast-print-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="servecast-print-", ignore_cleanup_errors=True) as scratch:
         printed = Path(scratch) / "page.pdf"
         command = [
             browser, "--headless", "--disable-gpu", "--no-first-run", "--disable-extensions", "--no-pdf-header-footer",
@@ -42,7 +42,8 @@ def print_page(page: Path, out: Path) -> None:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ServecastError(f"{browser} does not print {page}: {error}") from None
         if not printed.is_file():
-            raise ServecastError(f"{browser} does not print {page}: {done.stderr.strip()[-300:] or 'no reason given'}")
+            reason = done.stderr.strip()[-300:] or "no reason given; one in a snap sees no files outside of your home"
+            raise ServecastError(f"{browser} does not print {page}: {reason}")
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(printed, out)

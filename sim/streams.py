@@ -23,30 +23,32 @@ STRIDE = 2.0**40
 class Streams:
     """The streams of finished `requests`, from the rows of the log of `steps` and of the long `gaps`. Unknown, and NaN,
     are those of several samples of a prompt, and where a replica's log does not hold all of a request's tokens
-    (pipelines; a first token that came from another replica)."""
+    (pipelines; a first token that another replica gave, or none of its steps)."""
 
     def __init__(self, requests: Mapping[str, Floats], steps: Mapping[str, Floats], gaps: Mapping[str, Floats]) -> None:
         self._requests = requests
-        decoding = steps["decodes"] > 0
-        columns = ("replica", "step", "steps", "start_s", "end_s", "first_step_s")
-        rows = {name: steps[name][decoding] for name in columns}
-        order = np.lexsort((rows["step"], rows["replica"]))
-        self._rows = rows = {name: column[order] for name, column in rows.items()}
+        columns = ("replica", "step", "steps", "start_s", "end_s", "first_step_s", "decodes")
+        order = np.lexsort((steps["step"], steps["replica"]))
+        every = {name: steps[name][order] for name in columns}
+        self._rows = rows = {name: column[every["decodes"] > 0] for name, column in every.items()}
         self._first_end = rows["start_s"] + rows["first_step_s"]
         self._done = np.cumsum(rows["steps"])  # steps that decode, up to and with each row
         one = (requests["samples"] == 1) & (requests["output_tokens"] > 1)
-        if not len(order):
+        if not len(rows["step"]):
             self._begin = self._last = np.zeros(len(one), np.intp)
             self._known = np.zeros(len(one), bool)
         else:
-            key, mine = rows["replica"] * STRIDE + rows["step"], requests["replica"] * STRIDE
+            mine = requests["replica"] * STRIDE
+            key = every["replica"] * STRIDE + every["step"]
+            with_first = np.searchsorted(key, mine + requests["first_step"], side="right") - 1
+            one &= np.abs(every["end_s"][with_first] - requests["first_token_s"]) < SAME_S
+            key = rows["replica"] * STRIDE + rows["step"]
             begin = np.searchsorted(key + rows["steps"] - 1, mine + requests["first_step"], side="right")
             last = np.searchsorted(key, mine + requests["last_step"], side="right") - 1
             known = one & (begin <= last)
             self._begin, self._last = begin, last = np.where(known, begin, 0), np.where(known, last, 0)
             known &= np.abs(rows["end_s"][last] - requests["finish_s"]) < SAME_S
-            known &= rows["replica"][begin] == requests["replica"]
-            self._known = known & (self._first_end[begin] - requests["first_token_s"] > -SAME_S)
+            self._known = known & (rows["replica"][begin] == requests["replica"])
         own = gaps["id"] >= 0
         ids, since_s, end_s = (gaps[name][own] for name in ("id", "since_s", "end_s"))
         at = np.minimum(np.searchsorted(requests["id"], ids), max(len(one) - 1, 0))
@@ -64,8 +66,11 @@ class Streams:
         later = np.where(count > 1, 2 * length / count - rows["first_step_s"], -np.inf)
         longest = np.append(np.maximum(lead, later), -np.inf)
         begin, last = self._begin, self._last
-        spans = np.stack([begin + 1, last + 1], axis=1).ravel()
-        inside = np.where(begin < last, np.maximum.reduceat(longest, spans)[::2], -np.inf)
+        order = np.argsort(begin, kind="stable")  # what lies between two spans is reduced too: it should be little
+        spans = np.stack([begin[order] + 1, last[order] + 1], axis=1).ravel()
+        inside = np.empty(len(begin))
+        inside[order] = np.maximum.reduceat(longest, spans)[::2]
+        inside = np.where(begin < last, inside, -np.inf)
         first = self._first_end[begin] - self._requests["first_token_s"]
         found[known] = np.maximum(np.maximum(first, later[begin]), inside)[known]
         at, since_s, end_s = self._alone

@@ -39,7 +39,13 @@ def resolve(
     chosen.default("quantization", None)
     chosen.default("page_size", preset["page_size"].get(gpu.architecture, 1), f" for {gpu.architecture}")
     _memory_defaults(chosen, layout, gpu, preset)
-    if problems := _problems(values, model):
+    problems = _problems(values, model)
+    if layout.dp > 1 and values["scheduler_recv_interval"] > 1:
+        problems.append(
+            f"engine.scheduler_recv_interval: {values['scheduler_recv_interval']}, and dp {layout.dp}: SGLang does not "
+            "start with both (enable_dp_attention); leave the interval at 1"
+        )
+    if problems:
         raise ServecastError(*problems)
     chunk, running, most = values["chunked_prefill_size"], values["max_running_requests"], values["max_total_tokens"]
     longest = chunk if chunk > 0 else max(values["max_prefill_tokens"], values["context_length"])

@@ -66,7 +66,8 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One engine of a pool, and a request of `prompt` and `output` tokens on it.
+    """One engine of a pool, and a request of `prompt` and `output` tokens on it. `peaks`: FLOP/s by dtype, and bytes/s
+    of "bandwidth"; `rate`: the dtype in which the weights are multiplied.
 
     `by_length`: a prompt alone, by its tokens; `by_batch`: a decode step of so many at `context` tokens each;
     `by_context`: one of a single request after so many tokens; `by_chunk`: a step with a chunk of so many tokens beside
@@ -81,6 +82,7 @@ class Explained:
     output: int
     workload: str
     peaks: Mapping[str, float]
+    rate: str
     alone: Alone
     kept: Kept
     budget: int

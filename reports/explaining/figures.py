@@ -68,14 +68,15 @@ def by_batch(e: Explained) -> go.Figure:
 def roofline(e: Explained) -> go.Figure:
     """FLOP/s by FLOPs a byte: the roof, this prompt, and decodes at every batch."""
     figure = look.panels(["<b>Roofline</b>"])
-    peak, bandwidth = e.peaks["bf16"], e.peaks["bandwidth"]
+    peak, bandwidth = e.peaks[e.rate], e.peaks["bandwidth"]
     steps = [*e.by_batch.values(), e.alone.prefill]
     low = min(0.5, *(s.intensity / 2 for s in steps))
     high = max(4 * peak / bandwidth, 2 * e.alone.prefill.intensity)
     roof = [low, peak / bandwidth, high]
     figure.add_scatter(
-        x=roof, y=[bandwidth * low / 1e12, peak / 1e12, peak / 1e12], name="the GPU's roof, 16 bit", mode="lines",
-        line={"color": look.GREY, "width": 2}, hoverinfo="skip",
+        x=roof, y=[bandwidth * low / 1e12, peak / 1e12, peak / 1e12],
+        name=f"the GPU's roof, {words.RATES[e.rate]}", mode="lines", line={"color": look.GREY, "width": 2},
+        hoverinfo="skip",
     )  # fmt: skip
     figure.add_scatter(
         x=[s.intensity for s in e.by_batch.values()], y=[s.flops / s.seconds / 1e12 for s in e.by_batch.values()],

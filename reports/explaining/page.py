@@ -26,7 +26,7 @@ FIGURES: dict[str, tuple[Callable[[Explained], go.Figure], str]] = {
     "context": (figures.by_context, "The KV cache that a token reads grows with what is before it."),
     "roofline": (
         figures.roofline,
-        "Left of the bend a step waits for memory, right of it for the tensor cores. Batches move decoding to the "
+        "Left of the bend a step waits for memory, right of it for arithmetic. Batches move decoding to the "
         "right, until all that is read is KV.",
     ),
 }
@@ -50,7 +50,7 @@ def _id(name: str, pool: int) -> str:
 
 def _pool(e: Explained, number: int) -> Iterator[str]:
     yield f"<h1>{escape(words.title(e))}</h1>"
-    yield f'<p class="soft">{e.prompt:,} tokens in, {e.output:,} out; workload: {escape(e.workload)}</p>'
+    yield f'<p class="soft">{words.tokens(e.prompt)} in, {e.output:,} out; workload: {escape(e.workload)}</p>'
     for i, sentence in enumerate(words.answer(e)):
         yield f"<p>{'<strong>' * (not i)}{escape(sentence)}{'</strong>' * (not i)}</p>"
     n, batch = max(e.by_batch), e.batch

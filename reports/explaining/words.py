@@ -11,6 +11,7 @@ from reports.words import gib, percent, quantity
 BOUNDS = {"compute": "compute", "bandwidth": "memory bandwidth", "latency": "kernel latency",
           "link": "the link between GPUs", "host": "the host"}  # fmt: skip
 """What bounds a step or a part of it, in words."""
+RATES = {"bf16": "16 bit", "fp8": "8 bit", "int8": "8 bit", "fp4": "4 bit"}
 
 
 def title(e: Explained) -> str:
@@ -23,14 +24,19 @@ def ms(seconds: float) -> str:
     return f"{quantity(seconds)} s" if seconds >= 10 else f"{quantity(1e3 * seconds)} ms"
 
 
+def tokens(count: int) -> str:
+    """A number of them."""
+    return f"{count:,} token{'s' * (count != 1)}"
+
+
 def answer(e: Explained) -> list[str]:
     """The whole in a few sentences."""
     read, token, batch = e.alone.prefill, e.by_batch[1], e.batch
     n = max(e.by_batch)
     each = batch.seconds / n
+    then = f", then a token every {ms(e.alone.tpot_s)}; {_sum(e.alone)}" if e.output > 1 else ""
     said = [
-        f"A request of {e.prompt:,} tokens in and {e.output:,} out, alone: TTFT {ms(e.alone.ttft_s)}, then a token "
-        f"every {ms(e.alone.tpot_s)}; {_sum(e.alone)}.",
+        f"A request of {tokens(e.prompt)} in and {e.output:,} out, alone: TTFT {ms(e.alone.ttft_s)}{then}.",
         f"Its prompt is bound by {BOUNDS[read.bound]}: {_rate(read, e)}. Its answer is bound by {BOUNDS[token.bound]}: "
         f"{_rate(token, e)}.",
     ]
@@ -44,8 +50,6 @@ def answer(e: Explained) -> list[str]:
 
 
 def _sum(a: Alone) -> str:
-    if a.output == 1:
-        return "that is all"
     return f"{ms(a.ttft_s)} + {a.output - 1:,} x {ms(a.tpot_s)} = {ms(a.e2e_s)}"
 
 
@@ -75,13 +79,14 @@ def part_rows(step: Step) -> Iterator[tuple[str, ...]]:
 def _near(part: Part) -> str:
     if part.name in ("communication", "host"):
         return ""
-    return percent(max(part.compute_s, part.bandwidth_s) / part.seconds)
+    share = max(part.compute_s, part.bandwidth_s) / part.seconds
+    return percent(share) if share <= 1 else "all"  # a CPU's profile reaches more than its catalogue's figures
 
 
 def steps(e: Explained) -> list[tuple[str, Step]]:
     """The steps whose parts are shown."""
     found = [
-        (f"Prompt of {e.prompt:,} tokens, {ms(e.alone.prefill.seconds)}", e.alone.prefill),
+        (f"Prompt of {tokens(e.prompt)}, {ms(e.alone.prefill.seconds)}", e.alone.prefill),
         (f"One token after {e.context:,}, {ms(e.by_batch[1].seconds)}", e.by_batch[1]),
     ]
     if (n := max(e.by_batch)) > 1:
@@ -96,7 +101,7 @@ def kept(e: Explained) -> list[tuple[str, str]]:
     return [
         ("Weights", f"{gib(k.weight_bytes)} a GPU{whole}"),
         ("KV cache", f"{_kib(k.token_bytes)} a token and GPU; {_kib(e.prompt * k.token_bytes)} after this prompt"),
-        ("Room", f"{k.kv_tokens:,} tokens: {k.at_once:,} such requests at once"),
+        ("Room", f"{k.kv_tokens:,} tokens: {k.at_once:,} such request{'s' * (k.at_once != 1)} at once"),
     ]
 
 
@@ -109,19 +114,20 @@ def _kib(size: float) -> str:
 
 def roofline(e: Explained) -> list[str]:
     """Where decoding turns from bandwidth to compute."""
-    peak = max(e.peaks[name] for name in e.peaks if name == "bf16")
+    peak, n = e.peaks[e.rate], max(e.by_batch)
     ridge = peak / e.peaks["bandwidth"]
+    several = f", {n:,} at once {quantity(e.batch.intensity)}" if n > 1 else ""
     said = [
-        f"The GPU computes {quantity(peak / 1e12)} TFLOP/s in 16 bit and reads {quantity(e.peaks['bandwidth'] / 1e12)} "
-        f"TB/s: a step with fewer than {quantity(ridge)} FLOPs a byte waits for memory, one with more for the tensor "
-        f"cores. This prompt has {quantity(e.alone.prefill.intensity)}, one token {quantity(e.by_batch[1].intensity)}, "
-        f"{max(e.by_batch):,} at once {quantity(e.batch.intensity)}."
+        f"The GPU computes {quantity(peak / 1e12)} TFLOP/s in {RATES[e.rate]}, in which the weights are multiplied, "
+        f"and reads {quantity(e.peaks['bandwidth'] / 1e12)} TB/s: a step with fewer than {quantity(ridge)} FLOPs a "
+        f"byte waits for memory, one with more for arithmetic. This prompt has "
+        f"{quantity(e.alone.prefill.intensity)}, one token {quantity(e.by_batch[1].intensity)}{several}."
     ]
     if e.turns_empty is None:
-        said.append("Decoding never turns compute-bound here, however many decode at once.")
+        said.append("Decoding as a whole never turns compute-bound here, however many decode at once.")
     elif e.turns is None:
         said.append(
-            f"Decoding would turn compute-bound with {e.turns_empty:,} at once if they had no context. With "
+            f"Decoding as a whole would turn compute-bound with {e.turns_empty:,} at once without any context. With "
             f"{e.context:,} tokens each it never does: every request brings KV of its own to read, as fast as it "
             "brings FLOPs."
         )
@@ -155,12 +161,13 @@ def lessons(e: Explained) -> list[tuple[str, str]]:
                 "decodes on nothing. Continuous batching spends none.",
             )
         )
-    found.append(
-        (
-            "A prefix cache",
-            f"that holds half of the prompt: TTFT {ms(e.half_cached_s)} in place of {ms(a.ttft_s)}.",
+    if e.prompt > 1:
+        found.append(
+            (
+                "A prefix cache",
+                f"that holds half of the prompt: TTFT {ms(e.half_cached_s)} in place of {ms(a.ttft_s)}.",
+            )
         )
-    )
     sizes = [n for n in e.by_chunk if n]
     if sizes and e.beside:
         none = e.by_chunk[0]

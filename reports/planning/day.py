@@ -24,8 +24,9 @@ def sentences(day: Day) -> Iterator[str]:
         return
     least = min(hour.gpus or 0 for hour in day.hours)
     saved = 1 - day.dollars / day.static_dollars
+    some = f"{least:,} to {day.static_gpus:,}" if least != day.static_gpus else f"at every hour {least:,}"
     yield (
-        f"With replicas that come and go, {least:,} to {day.static_gpus:,} GPUs: {day.gpu_hours:,.4g} GPU-hours and "
+        f"With replicas that come and go, {some} GPUs: {day.gpu_hours:,.4g} GPU-hours and "
         f"{dollars(day.dollars)} {period}, {100 * saved:.0f} % less than {day.static_gpus:,} all the time "
         f"({dollars(day.static_dollars)})."
     )

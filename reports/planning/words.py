@@ -57,6 +57,10 @@ def answer(facts: Facts) -> Iterator[str]:
     """The answer in sentences, the first one alone enough."""
     best = facts.answer
     if best is None:
+        dear = [o.dollars_per_hour for o in facts.options if o.status == "price" and o.dollars_per_hour]
+        if dear and not facts.simulations:
+            yield f"Nothing is within the budget: the cheapest that could do would take {dollars(min(dear))} an hour."
+            return
         yield "Nothing that was tried meets the requirements."
         if facts.closest is not None:
             close = facts.closest

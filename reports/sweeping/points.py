@@ -29,6 +29,10 @@ MEETS = 0.99
 """The share of requests within the SLO from which a configuration is said to meet it."""
 
 
+SHOWN = 5e-4
+"""Relative difference below which two figures read the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A figure of a run that people compare configurations by."""
@@ -96,12 +100,13 @@ class UnderError:
         return [int(n) for n in count]
 
     def ahead(self, key: str, more: bool, one: int, others: list[int]) -> list[bool]:
-        """Whether point `one` is better than each of the others in the central LEVEL of the draws: what is wrong with
-        both alike is in no difference."""
+        """Whether point `one` is better than each of the others in the central LEVEL of the draws, by more than the
+        digits show: what is wrong with both alike is in no difference."""
         figures = self.figures[key] if more else -self.figures[key]
         at = [self.places[number] for number in others]
         low, _ = central(less(figures[:, [self.places[one]]], figures[:, at]), LEVEL)
-        return [bool(found) for found in low > 0]
+        least = SHOWN * float(np.median(np.abs(figures[:, self.places[one]])))
+        return [bool(found) for found in low > least]
 
 
 @dataclass(frozen=True)

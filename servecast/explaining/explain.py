@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.breakdown import Part, Step, step_of, turning_batch
+from calibrate.breakdown import Part, Step, main_rate, step_of, turning_batch
 from calibrate.options import family
 from reports.explaining.facts import Alone, Change, Explained, Kept, Static
 from servecast.errors import ServecastError
@@ -54,6 +54,9 @@ def explain(
     def changed(index: int) -> Iterator[Change]:
         pool = setup.pools[index]
         for name, field in CHANGES.items():
+            if field == "quantization" and main_rate(pool.model, pool.layout, pool.gpu) != "bf16":
+                yield Change(name, why="its weights have no more bits than that")
+                continue
             option = pool.engine.name_of(field)
             allowed = family(pool.engine.engine)["options"].get(option, [])
             values = [value for value in allowed if isinstance(value, str) and value.startswith("fp8")]
@@ -113,6 +116,12 @@ class _Engine:
             steps.append(self.step([(q, cached)], 0, 0))
             cached += q
         return _together(steps)
+
+    def between(self, chunk: int, decodes: int, kv_tokens: int) -> float:
+        """Seconds between two tokens of those that decode when a chunk of so many tokens is read."""
+        if self.pool.scheduler.mixes:
+            return self.step([(chunk, 0)], decodes, kv_tokens).seconds
+        return self.step([(chunk, 0)], 0, 0).seconds + self.decode_s(decodes, kv_tokens)
 
     def decode_s(self, decodes: int, kv_tokens: int) -> float:
         """Seconds of a step of decodes alone, all equally long."""
@@ -182,6 +191,7 @@ def _explained(
         output=output,
         workload=trace.source,
         peaks={**gpu.flops, "bandwidth": gpu.bandwidth_bytes_per_s},
+        rate=main_rate(model, layout, gpu),
         alone=engine.alone(prompt, output),
         kept=kept,
         budget=engine.budget,
@@ -190,7 +200,7 @@ def _explained(
         by_batch={n: engine.step([], n, n * context) for n in dict.fromkeys(batches)},
         by_context={n: engine.step([], 1, n) for n in [*_doubling(16, longest - 1), longest - 1]},
         by_chunk=({0: engine.decode_s(beside, kv)} if beside else {})
-        | {n: engine.step([(n, 0)], beside, kv).seconds for n in chunks if n > 0},
+        | {n: engine.between(n, beside, kv) for n in chunks if n > 0},
         beside=beside,
         turns_empty=turning_batch(model, layout, gpu, 0),
         turns=turning_batch(model, layout, gpu, context),

@@ -27,6 +27,11 @@ class MlcLlm(Scheduler):
     prefill_chunk_size: int
     prefill_mode: Literal["hybrid", "chunked"] = "hybrid"
 
+    @property
+    def mixes(self) -> bool:
+        """See `Scheduler`."""
+        return self.prefill_mode == "hybrid"
+
     def plan(self, state: State) -> Batch:
         """The next step's batch."""
         batch, decodes, kv = Batch(), state.decodes, state.kv

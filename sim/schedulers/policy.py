@@ -39,6 +39,11 @@ class Scheduler:
         return type(self).__name__
 
     @property
+    def mixes(self) -> bool:
+        """Whether those that decode are in the steps that read prompts, or wait for the next one."""
+        return True
+
+    @property
     def swaps(self) -> bool:
         """Whether KV of those that are preempted goes to the memory of the host."""
         return False

@@ -75,10 +75,10 @@ class Sglang(Scheduler):
             self._decode(state, batch)
         if batch.chunks:
             self._decoded = None
-            if self._mixes:
+            if self.mixes:
                 self._held = decodes.count
                 state.place_first([request for request, _, _ in batch.chunks if request.computed == request.target])
-            if self._mixes and decodes.count:
+            if self.mixes and decodes.count:
                 kv.free -= decodes.demand(decodes.step)
                 kv.make_room(decodes.count)
                 batch.decodes, batch.kv_tokens = decodes.count, decodes.kv_tokens
@@ -100,7 +100,8 @@ class Sglang(Scheduler):
             )
 
     @property
-    def _mixes(self) -> bool:
+    def mixes(self) -> bool:
+        """Whether those that decode are in the steps that read prompts."""
         return self.enable_mixed_chunk and self.chunked_prefill_size > 0
 
     @property
@@ -117,7 +118,7 @@ class Sglang(Scheduler):
             return
         alive = sum(request.decoding for request, _, _ in last.chunks)
         before = self._held + alive
-        self._held = state.decodes.count if self._mixes else before
+        self._held = state.decodes.count if self.mixes else before
         if alive < len(last.chunks) or self._held < before:
             self._full = False
 
@@ -140,7 +141,7 @@ class Sglang(Scheduler):
             return
         if self.schedule_policy == "lpm" and len(state.waiting) <= LPM_QUEUE:
             state.waiting = deque(kv.longest_first(state.waiting))
-        mixed = self._held if self._mixes else 0
+        mixed = self._held if self.mixes else 0
         expected = sum(
             min(request.max_tokens - self._seen(state, request), CLIP)
             for request in state.running.values()

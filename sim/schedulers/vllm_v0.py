@@ -40,6 +40,11 @@ class VllmV0(Scheduler):
         """Whether `preemption_mode` says so."""
         return self.preemption_mode == "swap"
 
+    @property
+    def mixes(self) -> bool:
+        """See `Scheduler`."""
+        return self.enable_chunked_prefill
+
     def plan(self, state: State) -> Batch:
         """The next step's batch."""
         batch = Batch()

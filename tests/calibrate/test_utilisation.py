@@ -47,3 +47,10 @@ def test_stages_share_the_work() -> None:
     )
     assert halves[0][0] == pytest.approx(whole[0][0] / 2)
     assert halves[1][0] == pytest.approx(whole[1][0] / 2, rel=0.02)
+
+
+def test_context_parallel_ranks_share_a_prompt() -> None:
+    spec, _, gpu, _ = parts("deepseek-v2-lite", "h200-sxm")
+    prompt = rows(prefill_requests=1, prefill_tokens=8000)
+    whole, quarter = (AtPeaks(spec, Parallelism(1, pcp=pcp), gpu).seconds(prompt)[0][0] for pcp in (1, 4))
+    assert quarter == pytest.approx(whole / 4, rel=0.1)

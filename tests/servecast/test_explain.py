@@ -151,3 +151,25 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 def test_the_page_in_a_browser(quickstart: Explained, tmp_path: Path) -> None:
     assert figures_drawn(explain_html((quickstart,)), tmp_path) == 4
+
+
+def test_what_it_says_of_batches_agrees_with_where_decoding_turns() -> None:
+    for model, tp in (("gpt-oss-20b", 1), ("llama-3.1-70b-fp8", 4)):
+        found = of(f"model={model}", f"cluster.tp={tp}")
+        assert found.turns is None
+        assert found.batch.bound != "compute"
+    assert found.rate == "fp8"
+    assert "TFLOP/s in 8 bit" in words.roofline(found)[0]
+    assert found.changes[0].why == "its weights have no more bits than that"
+
+
+def test_engines_that_do_not_mix_pause_for_prompts() -> None:
+    mixed, paused = (of(f"engine={{preset: sglang-0.5, enable_mixed_chunk: {each}}}") for each in ("true", "false"))
+    assert paused.by_chunk[512] > mixed.by_chunk[512]
+
+
+@pytest.mark.parametrize("lengths", [{"prompt": 1, "output": 1}, {"prompt": 1, "output": 2}])
+def test_the_shortest_requests(lengths: dict[str, int]) -> None:
+    said = " ".join(words.answer(of(**lengths)))
+    assert "1 token in" in said
+    assert ("then a token every" in said) == (lengths["output"] > 1)

@@ -93,3 +93,25 @@ def test_classes_reason_on_their_own() -> None:
     by = {name: group["more"].mean() for (name,), group in waits.group_by("class")}
     assert by["chat"] == 0.0
     assert by["think"] > 0.4
+
+
+def test_a_first_token_that_another_replica_gave_leaves_the_stream_unknown() -> None:
+    """The gap between the prefill side's token and the decode side's first one is in no log of steps."""
+    split = QUICKSTART.with_name("split-serving.yaml")
+    base = {"workload.num_requests": 60}
+    for side, unknown in (("decode", 0), ("prefill", 60)):
+        scenario = servecast.load_scenario(split, {**base, "cluster.split.first_token": side})
+        rows = servecast.simulate(scenario).requests
+        rows = rows.filter(rows["output_tokens"] > 1)
+        assert rows["longest_gap_s"].null_count() == (unknown and rows.height), side
+
+
+def test_streams_of_many_replicas_take_as_long_as_of_one() -> None:
+    """What `reduceat` reduces in vain between two requests stays small: its operations, not seconds."""
+    scenario = servecast.load_scenario(
+        QUICKSTART, {"workload.num_requests": 2000, "cluster.replicas": 8, "workload.arrivals.rate": 64}
+    )
+    streams = servecast.simulate(scenario)._streams
+    order = np.argsort(streams._begin, kind="stable")
+    between = np.maximum(streams._begin[order][1:] - streams._last[order][:-1], 0).sum()
+    assert between < 2 * len(streams._rows["step"])
