@@ -127,9 +127,11 @@ class Diagnosed:
     """What was found. `verdict`: healthy (nothing is wrong in the simulation, and nobody says so), outside (the
     simulation does not show what is wrong), found, or unexplained (no cause takes any of it away).
 
-    `tried` in order, the most likely first. `healthy`: figures that show that it is. `instead`: what the simulation
-    shows, where it does not show the symptom; `compare`: what to look at on the real server then. `requests` of each
-    run, of `of` in all; `runs`: simulations in all; `seeds`; `one_course`: why seeds change nothing, else empty."""
+    `tried` in order, the most likely first. `figures`: the simulated run, in words; `undecided`: it is too short to
+    tell whether work piles up; `asked`: whose latencies are held against an SLO ("" where there is none). Where the
+    simulation does not show the symptoms: `instead`, what it shows; `like`, what would make it show them; `compare`,
+    what to look at on the real server. `requests` of each run, of `of` in all; `runs`: simulations in all; `seeds`;
+    `one_course`: why nothing is said of chance, else empty."""
 
     title: str
     setup: str
@@ -138,7 +140,10 @@ class Diagnosed:
     tried: tuple[Tried, ...]
     ruled_out: tuple[RuledOut, ...]
     figures: tuple[tuple[str, str], ...]
+    undecided: bool
+    asked: Literal["", "simulated", "measured"]
     instead: tuple[str, ...]
+    like: tuple[str, ...]
     compare: tuple[str, ...]
     notices: tuple[str, ...]
     requests: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from reports.diagnosing.facts import SHOWN, Diagnosed, Price, Symptom, Tried
@@ -46,10 +46,8 @@ def shows_instead(result: Result) -> Iterator[str]:
             yield f"{name} mean {mean}, p50 {p50}, p99 {p99} ms"
 
 
-def to_compare(found: Diagnosed, differences: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[str]:
+def to_compare(found: Diagnosed) -> Iterator[str]:
     """What to look at where the simulation shows nothing wrong: what is not in it, and what may differ from it."""
-    for words, sets in differences:
-        yield f"The measurement is nearer with {words} ({' '.join(f'--set {each}' for each in sets) or 'no key'})."
     names = {symptom.metric for symptom in found.symptoms}
     yield (
         f"Version, flags and GPUs: does {found.engine} run as the scenario says? Its start-up log has every option; "
@@ -97,13 +95,9 @@ def shown(found: Diagnosed) -> tuple[Symptom, ...]:
 def answer(found: Diagnosed) -> list[str]:
     """The whole in a few sentences, the most likely cause first."""
     if found.verdict == "healthy":
-        return ["Healthy: the simulated deployment meets what it should, and no work piles up."]
+        return list(_healthy(found))
     if found.verdict == "outside":
-        return [
-            f"Not in the model: the simulated deployment does not show {_and([s.name for s in found.symptoms])} as it "
-            "is seen. The cause is likely outside of what is simulated.",
-            f"Simulated: {'; '.join(found.instead) or 'no request finishes'}.",
-        ]
+        return list(_outside(found))
     if found.verdict == "unexplained":
         return [
             "No single cause: the simulation shows it, and none of the "
@@ -125,6 +119,28 @@ def answer(found: Diagnosed) -> list[str]:
             f"The simulation does not show {_and(hidden)} as it is seen: look for that outside of what is simulated."
         )
     return sentences
+
+
+def _outside(found: Diagnosed) -> Iterator[str]:
+    names = _and([symptom.name for symptom in found.symptoms])
+    if found.like:
+        yield f"Not as the scenario says: simulated, it does not show {names} as seen. One change, and it would."
+        yield from found.like
+        yield "Look these up on the server; if none is so, the cause is outside of what is simulated."
+    else:
+        yield f"Not in the model: the simulated deployment does not show {names} as seen."
+        yield "The cause is likely outside of what is simulated."
+    yield f"Simulated: {'; '.join(found.instead) or 'no request finishes'}."
+
+
+def _healthy(found: Diagnosed) -> Iterator[str]:
+    who = {"simulated": "simulated deployment", "measured": "measured run"}.get(found.asked)
+    piles = "no work piles up" if not found.undecided else "the run is too short to tell whether work piles up"
+    if who is None:
+        yield f"Nothing wrong is seen: no request is turned away, and {piles}."
+        yield "No slo says what should be met: give the scenario one, or say what is wrong with --symptom."
+    else:
+        yield f"Healthy: 99 % of the requests of the {who} meet each limit of the slo, and {piles}."
 
 
 def _short(cause: Tried) -> str:

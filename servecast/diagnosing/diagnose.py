@@ -23,6 +23,8 @@ from reports.diagnosing.words import figures_of, shows_instead, to_compare
 from servecast.comparing.scenarios import fingerprint
 from servecast.diagnosing.catalogue import CAUSES
 from servecast.diagnosing.evidence import Evidence
+from servecast.diagnosing.otherwise import explaining, others
+from servecast.diagnosing.otherwise import told as sentences
 from servecast.diagnosing.rank import Idea, best_of, judged
 from servecast.diagnosing.symptoms import of_file, of_run, parse_symptoms, value_of
 from servecast.diagnosing.trial import Court, attempt, beginning, seen
@@ -84,6 +86,9 @@ def diagnose(
     if not asked:
         asked = of_file(measured, setup) if measured is not None else of_run(setup, result)
     asked = tuple(replace(symptom, simulated=value_of(symptom, setup, result)) for symptom in asked)
+    hidden = tuple(symptom for symptom in asked if not symptom.shown)
+    if measured is not None and not symptoms and not _limited(setup):
+        asked = hidden or asked  # nobody says what is wrong: first of all what is unlike the simulation
     shown = tuple(symptom for symptom in asked if symptom.shown)
     recorded = None if replay is None or replay.rows is None else whole.requests
     court = Court(base, recorded, shown)
@@ -95,7 +100,10 @@ def diagnose(
         tried=(),
         ruled_out=(),
         figures=tuple(figures_of(result)),
+        undecided=result.saturation.undecided,
+        asked="" if not _limited(setup) else "simulated" if measured is None else "measured",
         instead=tuple(shows_instead(result)),
+        like=(),
         compare=(),
         notices=tuple(_notices(result, measured, replay)),
         requests=len(setup.requests.trace),
@@ -109,8 +117,12 @@ def diagnose(
     if not asked:
         return found
     if not shown:
-        return replace(found, compare=tuple(to_compare(found, _differences(measured, replay, whole, setup, result))))
+        return _outside(found, court, setup, result, workers, told)
     return _tried(found, court, setup, result, seeds, workers, told)
+
+
+def _limited(setup: Setup) -> bool:
+    return bool(setup.scenario.slo.limits() or any((setup.requests.slo or {}).values()))
 
 
 def _base(scenario: str | Path, overrides: Iterable[str] | Mapping[str, object]) -> Base:
@@ -135,16 +147,21 @@ def _notices(result: Result, measured: MeasuredRun | None, replay: Replay | None
         yield from (f"{text[:1].upper()}{text[1:]}." for text in warnings_of(measured, replay))
 
 
-def _differences(
-    measured: MeasuredRun | None, replay: Replay | None, whole: Setup, setup: Setup, result: Result
-) -> list[tuple[str, tuple[str, ...]]]:
-    """Changes of the scenario that would make the simulation like what was measured: (words, `--set` texts)."""
-    if measured is None or replay is None:
-        return []
-    from servecast.validation.causes import causes_of
-
-    causes = causes_of(measured, replay, result if setup is whole else simulate(whole))
-    return [(cause.words, cause.sets) for cause in causes.likely]
+def _outside(
+    found: Diagnosed, court: Court, setup: Setup, result: Result, workers: int | None, told: Callable[[int, int], None]
+) -> Diagnosed:
+    """What would make the simulation show what is seen, and what else there is to look at."""
+    cluster = court.base.file({}).data["cluster"]
+    changes = [
+        change
+        for i in range(len(setup.pools))
+        for change in others(Evidence(setup, result, i, found.symptoms, cluster), court.requests is not None)
+    ]
+    tasks = [Task(f"{n}-{found.seeds[0]}", n, found.seeds[0], {}, {}) for n in range(len(changes))]
+    rows = _run(replace(court, symptoms=found.symptoms), [change.point for change in changes], tasks, workers, told)
+    tried = [(change, rows[n, found.seeds[0]]) for n, change in enumerate(changes)]
+    like = tuple(sentences(found.symptoms, explaining(found.symptoms, tried)))
+    return replace(found, like=like, compare=tuple(to_compare(found)), runs=1 + len(tasks))
 
 
 def _tried(

@@ -112,7 +112,7 @@ def judged(idea: Idea, best: int, pairs: Sequence[tuple[Row, Row]], court: Court
         pool=idea.pool,
         why=idea.why,
         change=change.words,
-        sets=tuple(f"{key}={_typed(value)}" for key, value in change.point.items()),
+        sets=tuple(f"{key}={typed(value)}" for key, value in change.point.items()),
         flags=_flags(court, setup, change),
         price=change.price,
         gone=shares.mean,
@@ -129,7 +129,7 @@ def _said(key: str, value: float) -> str:
     return f"{quantity(value)} {'ms' if key.endswith('_ms') else 'tokens/s'}"
 
 
-def _typed(value: object) -> str:
+def typed(value: object) -> str:
     """A value as `--set` takes it."""
     return json.dumps(value, default=str) if isinstance(value, dict | list) else label(value)
 

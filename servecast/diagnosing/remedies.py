@@ -208,10 +208,12 @@ def link(e: Evidence) -> Changes:
 
 def starved(e: Evidence) -> Changes:
     """The class that waits first; or no class first, where one goes first already."""
-    if e.engine.options["scheduling_policy"] == "priority":
-        yield from _set(e, "scheduling_policy", "fcfs")
-        return
     classes = e.setup.scenario.workload.classes or []
+    if e.engine.options["scheduling_policy"] == "priority":
+        same: dict[str, Any] = {f"workload.classes.{i}.priority": 0 for i, part in enumerate(classes) if part.priority}
+        same |= {} if e.setup.scenario.workload.priority is None else {"workload.priority": None}
+        yield Change("no class first: scheduling_policy fcfs", {e.key("scheduling_policy"): "fcfs"} | same)
+        return
     names = {symptom.group for symptom in e.symptoms if symptom.group}
     for i, part in enumerate(classes):
         if part.name in names:

@@ -69,7 +69,7 @@ def _parse(text: str, groups: Iterable[str], run: MeasuredRun | None) -> Symptom
     word = {"e2el": "e2e", "latency": "e2e"}.get(said.split()[-1], said.split()[-1])
     if word not in LATENCIES:
         known = (*LATENCIES, *dict.fromkeys(WORDS.values()))
-        raise ValueError(f"{said!r} is not a figure{nearest(said, known)}; known: {one_of(known)}; {EXAMPLES}")
+        raise ValueError(f"{said!r} is not a figure{nearest(word, known)}; known: {one_of(known)}")
     try:
         (asked,) = parse_requirements([f"{group}{colon} {said} < {value if equals else '1s'}"], groups)
     except ServecastError as error:
