@@ -159,6 +159,11 @@ class Diagnosed:
         """The causes that take something away, beyond chance."""
         return tuple(cause for cause in self.tried if cause.likely)
 
+    @property
+    def foremost(self) -> tuple[Tried, ...]:
+        """Of these the first, and those that take half as much away at least."""
+        return tuple(cause for cause in self.likely if cause.gone >= self.likely[0].gone / 2)
+
 
 def plain(found: Diagnosed) -> Mapping[str, Any]:
     """All of it as JSON values: seconds and shares."""

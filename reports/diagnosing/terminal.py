@@ -26,7 +26,7 @@ def print_diagnosed(found: Diagnosed, console: Console) -> None:
     if found.symptoms:
         console.print()
         console.print(_table(words.SYMPTOM_HEAD, words.symptom_rows(found)))
-    for cause in found.likely[:CHECKED]:
+    for cause in found.foremost[:CHECKED]:
         console.print()
         console.print(Text(words.named(cause), style="bold"), highlight=False)
         console.print(_pairs(words.how(cause)))

@@ -77,9 +77,10 @@ def goes(share: float, half: float | None) -> str:
 
 
 def from_to(symptom: Symptom, effect: tuple[float | None, float | None]) -> str:
-    """`4.1 s to 0.3 s`."""
+    """`p99 ttft goes from 4.1 s to 1.3 s (1 s is allowed)`."""
     before, after = (symptom.said(value) for value in effect)
-    return f"{symptom.name} {before} to {after}"
+    beyond = "" if symptom.fine(effect[1]) or symptom.limit is None else f" ({symptom.said(symptom.limit)} is allowed)"
+    return f"{symptom.name} goes from {before} to {after}{beyond}"
 
 
 def named(cause: Tried) -> str:
@@ -103,12 +104,12 @@ def answer(found: Diagnosed) -> list[str]:
             "No single cause: the simulation shows it, and none of the "
             f"{len(found.tried)} that were taken away takes a twentieth of it away, beyond chance."
         ]
-    top, *others = found.likely
+    top, *others = found.foremost
     symptoms = shown(found)
     effects = _and([from_to(s, effect) for s, effect in zip(symptoms, top.effects, strict=True)])
     sentences = [
         f"Most likely: {named(top)}. {top.why[:1].upper()}{top.why[1:]}.",
-        f"Change: {top.change}. Then {effects}: {goes(top.gone, top.half)} of it goes{_but(top)}.",
+        f"Change: {top.change}. Then {effects}: {goes(top.gone, top.half)} of it is gone{_but(top)}.",
     ]
     if others:
         rest = _and([f"{named(cause)} ({_short(cause)})" for cause in others[:2]])
@@ -207,7 +208,7 @@ def assumptions(found: Diagnosed) -> list[str]:
         "simulated symptom: 100 % is down to what is allowed where that is said, else to nothing.",
         "Ranked by what goes, less 10 points for other number formats, 15 for bounds, 20 for more GPUs, 10 for every "
         "doubling of another figure that gets worse beyond its limit, 50 where work comes to pile up.",
-        f"The simulation shows a symptom from {100 * SHOWN:.0f} % of what is seen on: forecasts are off by as much.",
+        f"The simulation shows a symptom from {100 * SHOWN:.0f} % of what is seen on.",
         "Two causes can hide each other: change one, and ask again.",
         "Not looked at: attention kernels (all presets have flash attention), speculative decoding, clients, networks, "
         "other tenants, throttled clocks.",
