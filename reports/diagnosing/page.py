@@ -56,9 +56,11 @@ def _body(found: Diagnosed) -> Iterator[str]:
 
 
 def _causes(tried: Sequence[Tried]) -> str:
-    head = (*words.CAUSE_HEAD, "how to check it", "on the server")
-    rows = ((*words.cause_row(cause), cause.check, "\n".join(cause.flags)) for cause in tried)
-    return _table(head, rows)
+    rows = []
+    for cause in tried:
+        name, change, gone, but = words.cause_row(cause)
+        rows.append((name, change, gone.replace(" ", "\N{NO-BREAK SPACE}"), but, cause.check))
+    return _table((*words.CAUSE_HEAD, "how to check it"), rows)
 
 
 def _terms(rows: Iterable[tuple[str, str]]) -> str:

@@ -25,7 +25,7 @@ from servecast.diagnosing.catalogue import CAUSES
 from servecast.diagnosing.evidence import Evidence
 from servecast.diagnosing.otherwise import explaining, others
 from servecast.diagnosing.otherwise import told as sentences
-from servecast.diagnosing.rank import Idea, best_of, judged
+from servecast.diagnosing.rank import Idea, best_of, judged, promising
 from servecast.diagnosing.symptoms import of_file, of_run, parse_symptoms, value_of
 from servecast.diagnosing.trial import Court, attempt, beginning, seen
 from servecast.errors import ServecastError
@@ -191,16 +191,17 @@ def _tried(
             ruled_out.append(replace(idea.ruled_out(f"{idea.why}, but cannot be tried: {why}"), possible=True))
         else:
             kept.append((idea, best, number - len(mine) + best))
-    others = range(first + 1, first + seeds)
-    worth = [0, *(n for idea, best, n in kept)]
-    more = [Task(f"{n}-{seed}", n, seed, {}, {}) for seed in others for n in worth]
+    worth = [n for idea, best, n in kept if promising(idea.changes[best], before[0], rows[n, first], court, setup)]
+    others = range(first + 1, first + seeds) if worth else range(0)
+    more = [Task(f"{n}-{seed}", n, seed, {}, {}) for seed in others for n in (0, *worth)]
     rows |= _run(court, points, more, workers, told)
     lost = [seed for seed in others if rows[0, seed]["status"] != DONE]
     used = [seed for seed in others if seed not in lost]
     before += [rows[0, seed] for seed in used]
     tried = []
     for idea, best, n in kept:
-        pairs = [(b, rows[n, seed]) for b, seed in zip(before, (first, *used), strict=True)]
+        seen_under = (first, *used) if n in worth else (first,)
+        pairs = [(b, rows[n, seed]) for b, seed in zip(before, seen_under, strict=False)]
         tried.append(judged(idea, best, pairs, court, setup))
     tried.sort(key=lambda cause: (not cause.likely, -cause.score))
     return replace(

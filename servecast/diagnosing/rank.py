@@ -97,8 +97,16 @@ def best_of(
     return next(i for i, value in scores.items() if value >= most - WORTH), ""
 
 
+def promising(change: Change, before: Row, after: Row, court: Court, setup: Setup) -> bool:
+    """Whether a change takes enough away, for what it costs, to be tried under other seeds."""
+    taken = gone(court.symptoms, before, after)
+    worth = score(court.symptoms, change, before, after, setup.scenario.slo.limits())
+    return taken is not None and taken >= WORTH and worth > 0
+
+
 def judged(idea: Idea, best: int, pairs: Sequence[tuple[Row, Row]], court: Court, setup: Setup) -> Tried:
-    """The best change of a cause, over all seeds: pairs of a run without it and one with it, the first seed's first."""
+    """The best change of a cause: pairs of a run without it and one with it, of every seed that it was tried under, the
+    first seed's first."""
     change, symptoms, limits = idea.changes[best], court.symptoms, setup.scenario.slo.limits()
     done = [(a, b) for a, b in pairs if b["status"] == DONE and gone(symptoms, a, b) is not None]
     shares = t_interval(np.array([gone(symptoms, a, b) for a, b in done]))
