@@ -197,7 +197,10 @@ def tried(found: Diagnosed) -> str:
     of = f"the first {found.requests:,} of {found.of:,}" if found.of > found.requests else f"{found.requests:,}"
     if found.runs == 1:
         return f"One run of {of} requests."
-    seeds = found.one_course or f"{len(found.seeds)} seeds, paired; ± is the 95 % interval over them"
+    seeds = f"{len(found.seeds)} seeds, paired; ± is the 95 % interval over them"
+    if len(found.seeds) == 1:
+        seeds = found.one_course or "one seed: no change takes enough away to be tried under others"
+        seeds = "one seed" if found.verdict == "outside" else seeds
     return f"{found.runs} runs of {of} requests; {seeds}."
 
 

@@ -254,7 +254,7 @@ def starved(e: Evidence) -> There:
 def failing(e: Evidence) -> There:
     """Replicas that fail."""
     failed = int(e.summary.get("replica_failures", 0))
-    return failed > 0, f"{failed} failures of replicas"
+    return failed > 0, f"{failed} failure{'s' * (failed != 1)} of replicas"
 
 
 def gateway(e: Evidence) -> There:

@@ -167,10 +167,11 @@ def value_of(symptom: Symptom, setup: Setup, result: Result) -> float | None:
         return 1 - busy_gpus(setup, result)
     if metric in ("preemptions", "rejected"):
         return float(summary[metric] / summary["submitted"]) if summary["submitted"] else None
+    if metric == "hit rate":
+        return float(summary["prefix_cache_hit_rate"] or 0.0)  # without a cache nothing is found
     key = {
         "throughput": "request_throughput" if symptom.unit == "requests/s" else "output_throughput",
         "goodput": "slo_attainment",
         "kv cache": "kv_peak_fraction",
-        "hit rate": "prefix_cache_hit_rate",
     }[metric]
     return None if summary[key] is None else float(summary[key])

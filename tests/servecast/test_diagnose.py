@@ -167,6 +167,14 @@ def test_the_cause_is_ranked_first(name: str) -> None:
     assert top.check == look(name, found.engine.lower())
 
 
+def test_a_cache_that_is_off_finds_nothing() -> None:
+    overrides, _, _ = BROKEN["prefix cache"]
+    found = of(overrides, ["hit rate = 0 %"], seeds=1)
+    assert found.symptoms[0].simulated == 0.0
+    assert found.likely[0].cause == "prefix cache"
+    assert found.likely[0].effects[0][1] > 0.3  # type: ignore[operator]
+
+
 def test_what_takes_nothing_away_is_no_cause() -> None:
     """Llama 70B in 16 bit alone on four GPUs: a second replica does nothing for the time between tokens."""
     overrides, symptoms, _ = BROKEN["weights"]
