@@ -26,6 +26,8 @@ from calibrate.scaled import PRICED, Scaled
 if TYPE_CHECKING:
     from numpy.random import Generator
 
+LEVEL = 0.8
+"""The central share of the draws that a figure's range holds, and in which a difference has to be on one side of 0."""
 QUARTILE = 0.6745  # of a normal law: its median |error| in standard deviations
 DATASHEET = 0.25
 COMPOSITION = 0.045

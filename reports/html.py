@@ -104,7 +104,7 @@ def _with(name: str, value: str, unit: str) -> str:
 
 def _latencies(summary: Mapping[str, Any]) -> str:
     rows = []
-    for name, key in {**words.METRICS, "Queue time": "queue_ms"}.items():
+    for name, key in {**words.shown(summary), "queue time": "queue_ms"}.items():
         unit, values = words.latency_row(summary, key)
         rows.append((f"{name} ({unit})", *values))
     return _table(("", "mean", "p50", "p90", "p99"), rows, numbers=True)

@@ -33,7 +33,7 @@ def print_summary(result: Result, console: Console) -> None:
     latencies.add_column("")
     for stat in ("mean", "p50", "p90", "p99"):
         latencies.add_column(stat, justify="right", min_width=9)
-    for name, key in words.METRICS.items():
+    for name, key in words.shown(s).items():
         unit, values = words.latency_row(s, key)
         latencies.add_row(name, unit, *values)
     console.print()

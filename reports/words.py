@@ -18,11 +18,24 @@ NONE = "–"
 METRICS = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "ITL": "itl_ms", "E2E": "e2el_ms"}
 """The latencies that people compare, and the end of their keys in `Result.summary()` (milliseconds)."""
 
+SHOWN = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "ITL": "itl_ms", "longest gap": "longest_gap_ms", "E2E": "e2el_ms"}
+"""Those of a run's own table."""
+
+
+def shown(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Those of SHOWN, and, where requests reason, the time to the first token of their answers."""
+    reasons = {"first answer token": "first_answer_ms"} if "p50_first_answer_ms" in summary else {}
+    return {"TTFT": SHOWN["TTFT"], **reasons, **SHOWN}
+
+
 DEFINITIONS = {
     "TTFT": "time to first token: from a request's arrival to its first output token; waiting in the queue counts",
     "TPOT": "time per output token after the first, averaged over each request; undefined, and left out, for requests "
     "with one output token",
     "ITL": "inter-token latency: the time between two consecutive tokens of a request, over all tokens of all requests",
+    "First answer token": "from a request's arrival to the first output token after its reasoning, whose share of the "
+    "output the workload says",
+    "Longest gap": "the longest time between two consecutive tokens of each request: how badly its stream stuttered",
     "E2E": "end-to-end latency: from a request's arrival to its last token",
     "Queue time": "from a request's arrival to the start of the first step that works on it",
     "Own prompt, others' prompts, decoding": "how the time of steps is divided: a step that holds prompts decodes for "

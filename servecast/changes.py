@@ -25,7 +25,7 @@ def changes_of(scenario: Scenario, pools: Sequence[PoolSetup], requests: Request
         return None
     return Changes(
         initially=tuple(part.replicas for part in cluster.pools),
-        cold_start_s=tuple(_cold_start_s(part, pool) or 0.0 for part, pool in zip(cluster.pools, pools, strict=True)),
+        cold_start_s=tuple(cold_start_of(part, pool) or 0.0 for part, pool in zip(cluster.pools, pools, strict=True)),
         events=tuple(_events(scenario)),
         failures={
             i: Failures(part.failures.mtbf, _or_never(part.failures.repair))
@@ -81,7 +81,7 @@ def no_cold_start(scenario: Scenario, pools: Sequence[PoolSetup]) -> Iterator[st
     events = [event for event in cluster.events or [] if event.pool is None or event.pool in cluster.names]
     starts = {cluster.pool_of(event) for event in events if event.start is not None}
     for i, (part, pool) in enumerate(zip(cluster.pools, pools, strict=True)):
-        if (part.autoscale or i in starts) and _cold_start_s(part, pool) is None:
+        if (part.autoscale or i in starts) and cold_start_of(part, pool) is None:
             yield (
                 f"{_key(scenario, i)}.cold_start: missing; how long {pool.engine.preset} takes until it serves is not "
                 "known here, give it, for example 90s"
@@ -128,7 +128,8 @@ def _of_role(limits: Mapping[str, float], role: str) -> dict[str, float]:
     return {name: limit for name, limit in limits.items() if name in names}
 
 
-def _cold_start_s(part: PoolPart, pool: PoolSetup) -> float | None:
+def cold_start_of(part: PoolPart, pool: PoolSetup) -> float | None:
+    """Seconds from a replica's start until it serves; None where nobody says."""
     return cold_start_s(pool.engine, pool.memory) if part.cold_start is None else part.cold_start
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from servecast.anchoring import cli as anchoring
-from servecast.arguments import set_option
+from servecast.arguments import intervals_option, set_option
 from servecast.calibrate_cli import calibrate
 from servecast.comparing.cli import compare
 from servecast.conformance import cli as conformance
@@ -50,16 +50,6 @@ class _Group(click.Group):
         ctx.exit(2)
 
 
-class _Draws(click.IntRange):
-    """How many draws the intervals are made of."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return int(super().convert(value, param, ctx))
-        except click.BadParameter:
-            self.fail(f"{value!r} is not a number of draws, {self.min} to {self.max}", param, ctx)
-
-
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="servecast", prog_name="servecast")
 def main() -> None:
@@ -81,14 +71,7 @@ def main() -> None:
     help="Folder for the results. [default: runs/ and the name of the scenario file]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON only; write files only with --out.")
-@click.option(
-    "--intervals",
-    is_flag=False,
-    flag_value=20,
-    type=_Draws(5, 1000),
-    metavar="[DRAWS]",
-    help="Say how sure it is: simulate again under so many draws of what may be wrong. [20 if no number is given]",
-)
+@intervals_option("Say how sure it is: simulate again under so many draws of what may be wrong.")
 @click.option("--show-resolved", is_flag=True, help="Print the scenario with every default filled in, and stop.")
 @click.option("--serve-line", is_flag=True, help="Print the command that starts each pool's engine, and stop.")
 def run(

@@ -5,19 +5,19 @@ The draws are the same for every scenario of a seed, so that comparisons of two 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from calibrate.scaled import Scaled
-from calibrate.uncertainty import Draw, draws
+from calibrate.uncertainty import LEVEL, Draw, draws
 from servecast.pools import PoolSetup, costs
 from servecast.run import Result, simulate
 from servecast.setup import Setup
+from sim.statistics import central
 
 DRAWS = 20
-LEVEL = 0.8
 METRICS = (
     *(f"{which}_{time}_ms" for time in ("ttft", "tpot", "itl", "e2el") for which in ("mean", "p50", "p90", "p99")),
     "request_throughput", "output_throughput", "request_goodput", "slo_attainment", "duration",
@@ -37,9 +37,8 @@ class Intervals:
         """Lower and upper end of the central `level` of the draws, or None where the metric is not defined."""
         if metric not in self.draws:
             return None
-        tail = (1 - self.level) / 2
-        low, high = np.quantile(self.draws[metric], [tail, 1 - tail])
-        return float(low), float(high)
+        low, high = central(self.draws[metric], self.level).tolist()
+        return low, high
 
     def summary(self) -> dict[str, object]:
         """Plain figures: metric -> [low, high]."""
@@ -66,7 +65,16 @@ def results(setup: Setup, count: int) -> Iterator[Result]:
     """The result of every draw, in order."""
     drawn = (draws(pool.prices, count, setup.scenario.seed) for pool in setup.pools)
     for each in zip(*drawn, strict=True):
-        yield simulate(replace(setup, pools=tuple(map(_under, setup.pools, each))))
+        yield simulate(_drawn(setup, each))
+
+
+def under(setup: Setup, number: int, seed: int) -> Setup:
+    """`setup` as the `number`-th draw (from 1) of that seed has it: the same one however many are taken."""
+    return _drawn(setup, [list(draws(pool.prices, number, seed))[-1] for pool in setup.pools])
+
+
+def _drawn(setup: Setup, each: Iterable[Draw]) -> Setup:
+    return replace(setup, pools=tuple(map(_under, setup.pools, each)))
 
 
 def _under(pool: PoolSetup, draw: Draw) -> PoolSetup:

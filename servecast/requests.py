@@ -39,7 +39,7 @@ class Requests:
     """What is submitted: the trace's requests at their times; or, with `concurrency`, in order by that many clients who
     think `think_s` (float64[n]) between an answer and the next request. `follow` says that turns wait for the answer
     before them. `slo` has the limits (seconds) of the classes that have their own; `priority` (int64[n]) is None when
-    no class has one."""
+    no class has one, `reasoning` (float64[n], the share of each output) when nobody reasons."""
 
     trace: Trace
     follow: bool
@@ -47,6 +47,7 @@ class Requests:
     think_s: Floats | None = None
     slo: Mapping[str, Mapping[str, float]] | None = None
     priority: Ints | None = None
+    reasoning: Floats | None = None
 
 
 def requests_of(scenario: Scenario, max_model_len: int | None) -> Requests:
@@ -66,7 +67,19 @@ def requests_of(scenario: Scenario, max_model_len: int | None) -> Requests:
     follow = trace.turns is not None and closed is None and workload.turns != "as_recorded"
     concurrency = None if closed is None else closed.concurrency
     priority = priorities(scenario, trace, slo, follow or closed is not None)
-    return Requests(trace, follow, concurrency, think_s, slo, priority)
+    return Requests(trace, follow, concurrency, think_s, slo, priority, _reasoning(trace, workload))
+
+
+def _reasoning(trace: Trace, w: WorkloadPart) -> Floats | None:
+    """Each request's share of its output that comes before the answer: its class's, or the workload's."""
+    shares = {part.name: part.reasoning for part in w.classes or [] if part.reasoning is not None}
+    if w.reasoning is None and not shares:
+        return None
+    usual = w.reasoning or 0.0
+    if trace.classes is None:
+        return np.full(len(trace), usual)
+    index, names = trace.classes
+    return np.array([shares.get(name, usual) for name in names])[index]
 
 
 def _from_trace(scenario: Scenario, w: WorkloadPart) -> Trace:

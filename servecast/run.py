@@ -99,6 +99,7 @@ def simulate(scenario: Scenario | Setup, keep_going: Callable[[int, int, float],
         complete=complete,
         unsent=source.unsent,
         classes=_classes(setup),
+        reasoning=setup.requests.reasoning,
     )
     result.costing = setup.costing
     return result

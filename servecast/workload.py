@@ -32,6 +32,7 @@ def _cap(value: Any) -> Any:
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Factor = Annotated[float, Field(gt=0, le=1e6)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 Arrivals = Annotated[dict[str, Any], kind_of(ARRIVALS)]
 LengthsOf = Annotated[dict[str, Any], kind_of(LENGTHS)]
 Format = Annotated[str, named("trace format", READERS)]
@@ -83,7 +84,8 @@ class LengthsPart(Part):
 class ClassPart(Part):
     """Requests of one kind: their share of all (by `weight`), their lengths, how many samples of its prompt each asks
     for (`n`), an SLO instead of the scenario's, their priority (the lowest goes first, if the engine's
-    `scheduling_policy` is priority), and the model that they ask for where pools serve several."""
+    `scheduling_policy` is priority), the share of their output that is `reasoning`, and the model that they ask for
+    where pools serve several."""
 
     name: Annotated[str, Field(min_length=1)]
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
@@ -91,6 +93,7 @@ class ClassPart(Part):
     n: Samples = 1
     slo: SloPart | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    reasoning: Share | None = None
     model: Annotated[str, known_model] | None = None
 
 
@@ -147,12 +150,12 @@ KINDS: dict[str, tuple[set[str], set[str]]] = {
     "arrivals": ({"num_requests"}, {"lengths", "classes"}),
 }  # fmt: skip
 """What a workload can be made of -> (keys that must, keys that may stand beside it). The first one there decides."""
-ANYWHERE = {"max_tokens", "n", "priority", "timeout"}
+ANYWHERE = {"max_tokens", "n", "priority", "reasoning", "timeout"}
 
 
 class WorkloadPart(Part):
     """What arrives: one of KINDS, the keys that belong to it, and how long clients wait. n: samples of each prompt, as
-    vLLM and OpenAI name them."""
+    vLLM and OpenAI name them. reasoning: the share of every output that comes before its answer."""
 
     trace: str | None = None
     format: Format | None = None
@@ -184,6 +187,7 @@ class WorkloadPart(Part):
     n: Samples = 1
     timeout: Limit | None = None
     priority: PriorityPart | None = None
+    reasoning: Share | None = None
 
     @property
     def kind(self) -> str:

@@ -22,7 +22,9 @@ from sim.metrics import Distribution, Floats
 from sim.occupancy import handed_over, occupancy, pool_summaries, stage_shares
 from sim.presence import Presence
 from sim.spent import Spent
-from sim.steplog import CANCELLED, FAILED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
+from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
+from sim.streams import Streams
+from sim.summary import came_and_went, class_summary, found_in_cache, recomputed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 class Result:
     """What happened. `open_loop` False: clients waited for answers, so saturation does not apply.
 
-    `complete` False: the run was stopped early, and requests that had arrived by then may be unfinished.
+    `complete` False: the run was stopped early, and requests that had arrived by then may be unfinished. `reasoning`,
+    by request id: the share of its output that comes before the answer; None where nobody reasons.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class Result:
         complete: bool,
         unsent: int = 0,
         classes: Classes | None = None,
+        reasoning: Floats | None = None,
     ) -> None:
         self.deployment = deployment
         self.slo = slo
         self.manifest = manifest
         self.unsent = unsent
         self.classes = classes
+        self.reasoning = reasoning
         self.open_loop = open_loop
         self.complete = complete
         self._gaps = log.gaps.table()
@@ -80,9 +85,20 @@ class Result:
         return pl.concat(self._request_frames(), rechunk=True)
 
     def _request_frames(self) -> Iterator[pl.DataFrame]:
+        more, done = {"longest_gap_s": self._of_all(self.longest_gaps)}, 0
+        if self.reasoning is not None:
+            more["first_answer_s"] = self._of_all(self.first_answers_s)
         for rows in self._rows.blocks():
             named = None if self.classes is None else np.array(self.classes.names)[self.classes.of(rows)]
-            yield tables.request_frame(rows, named)
+            count = len(rows["id"])
+            yield tables.request_frame(rows, {name: c[done : done + count] for name, c in more.items()}, named)
+            done += count
+
+    def _of_all(self, finished: Floats) -> Floats:
+        """A column of the finished requests as one of all; NaN for the others."""
+        found = np.full(self._rows.height, np.nan)
+        found[np.isin(self._rows["outcome"], FINISHED)] = finished
+        return found
 
     @cached_property
     def transfers(self) -> pl.DataFrame:
@@ -128,6 +144,9 @@ class Result:
         float64[n]; NaN where a time, and -1 where a step does not exist.
         """
         rows = self._finished if finished else self._rows
+        if name in ("longest_gap_s", "first_answer_s"):
+            found = self.longest_gaps if name == "longest_gap_s" else self.first_answers_s
+            return found if finished else self._of_all(found)
         return tables.DERIVED[name](rows) if name in tables.DERIVED else rows[name]
 
     def step_blocks(self) -> Iterator[Table]:
@@ -138,6 +157,32 @@ class Result:
     def itl(self) -> Distribution:
         """The distribution of the time between consecutive tokens, in seconds, over all requests."""
         return metrics.itl(list(self._steps.blocks()), self._gaps)
+
+    @cached_property
+    def longest_gaps(self) -> Floats:
+        """float64[finished], by id: see `Streams`; of pipelines, whose batches take turns, all NaN."""
+        return np.full(self.finished, np.nan) if self._stages.height else self._streams.longest_gaps()
+
+    @cached_property
+    def _streams(self) -> Streams:
+        return Streams(self._finished, self._steps, self._gaps)
+
+    @cached_property
+    def first_answers_s(self) -> Floats:
+        """float64[finished], by id: seconds from arrival to the first token after the reasoning, of which `reasoning`
+        says what share of the output it is; the first token of all where there is none, NaN where not known."""
+        done = self._finished
+        if self.reasoning is None:
+            return metrics.ttft_s(done)
+        share = self.reasoning[done["id"].astype(np.int64)]
+        tokens = done["output_tokens"].astype(np.int64)
+        number = np.minimum(np.floor(share * tokens).astype(np.int64) + 1, tokens)
+        if self._stages.height:
+            number = np.where((number == 1) | (number == tokens), number, 0)
+            times = np.where(number == 1, done["first_token_s"], np.where(number == 0, np.nan, done["finish_s"]))
+        else:
+            times = self._streams.token_s(number)
+        return times - done["arrival_s"]
 
     def itl_within(self, edges_s: Floats) -> list[Distribution]:
         """The same of each of the spans between edges [n + 1], of the rows of the log that begin in it."""
@@ -240,8 +285,11 @@ class Result:
             "slo_attainment": None if good is None or not over else good / over,
         }
         out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
+        if self.reasoning is not None:
+            out |= _distribution(self.first_answers_s).summary("first_answer_ms", 1e3)
         out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
         out |= self.itl.summary("itl_ms", 1e3)
+        out |= _distribution(self.longest_gaps).summary("longest_gap_ms", 1e3)
         out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
         out |= Distribution.of(metrics.queue_s(done)).summary("queue_ms", 1e3)
         out |= Distribution.of(done["first_token_s"] - done["scheduled_s"]).summary("prefill_latency_ms", 1e3)
@@ -250,16 +298,18 @@ class Result:
         out |= Distribution.of(done["output_tokens"]).summary("output_tokens_per_request")
         out["spent"] = self.spent["all"][""]
         out["tpot_undefined"] = int(np.isnan(tpot).sum())
-        out |= self._found()
+        out |= found_in_cache(self._rows, self.deployment)
         out |= self._occupancy(self._steps)
         out["preemptions"] = int(self._rows["preemptions"].sum())
-        out |= self._recomputed(out["preemptions"])
+        out |= recomputed(self._rows, self._steps, out["preemptions"])
         out["gpus"] = self.deployment.gpus
         out["gpu_seconds"] = self.deployment.gpus * duration
         if self.presence is not None:
-            out |= self._came_and_went(self.presence)
+            out |= came_and_went(self._rows, self._losses, self.presence, self.deployment, duration)
         if self.classes is not None:
-            out["classes"] = {name: self._class_summary(name, self.classes) for name in self.classes.names}
+            out["classes"] = {
+                name: self._class_summary(name, i, self.classes) for i, name in enumerate(self.classes.names)
+            }
         if len(self.deployment.pools) > 1:
             out["pools"] = pool_summaries(
                 self.deployment, self._rows, self._steps, self._transfers, duration, self.presence
@@ -272,52 +322,6 @@ class Result:
             out["handed_over"] = handed_over(self._rows, self._transfers)
         return out
 
-    def _came_and_went(self, presence: Presence) -> dict[str, Any]:
-        """What became of replicas, and of requests with them: GPUs count while their replica exists."""
-        d, duration = self.deployment, self.duration_s
-        pools = [(pool.gpus, range(n, n + pool.replicas)) for pool, n in zip(d.pools, d.first, strict=False)]
-        existed = presence.seconds(range(d.replicas), duration)
-        return {
-            "failed": int((self._rows["outcome"] == FAILED).sum()),
-            "retries": self._losses.height - int((self._rows["outcome"] == FAILED).sum()),
-            "lost_output_tokens": int(self._losses["output_tokens"].sum()),
-            **presence.happened(d.leaders),
-            "mean_replicas": existed / duration if duration else None,
-            "peak_replicas": presence.most(range(d.replicas)),
-            "gpus": sum(gpus * presence.most(numbers) for gpus, numbers in pools),
-            "gpu_seconds": sum(gpus * presence.seconds(numbers, duration) for gpus, numbers in pools),
-        }
-
-    def _found(self) -> dict[str, Any]:
-        """Prompt tokens that were found in the prefix cache, of the requests that were admitted, and their share.
-
-        vLLM's counters `prefix_cache_hits` and `prefix_cache_queries` of requests that were not preempted, where one
-        that waits is counted once, as from 0.32 on. Each sample of a prompt asks for all of it.
-        """
-        admitted = self._rows.where(~np.isnan(self._rows["scheduled_s"]))
-        found = float(admitted["cached_tokens"].sum())
-        asked = float((admitted["prompt_tokens"] * admitted["samples"]).sum())
-        caching = any(pool.prefix_caching for pool in self.deployment.pools)
-        share = found / asked if asked and caching else None
-        return {"total_cached_tokens": int(found), "prefix_cache_hit_rate": share}
-
-    def _recomputed(self, preemptions: int) -> dict[str, Any]:
-        """Tokens that were computed again after preemptions (and, if there were such, failures), and their share of all
-        that were computed.
-
-        What prompts took in all, less what of each admitted one was not found in the cache. Fewer than there were only
-        where a request was given up, or the run stopped, within its prompt.
-        """
-        if not preemptions:
-            return {"recomputed_tokens": 0, "recomputed_fraction": 0.0}
-        steps = self._steps
-        prefill = float(steps["prefill_tokens"].sum())
-        admitted = self._rows.where(~np.isnan(self._rows["scheduled_s"]))
-        first = admitted["prompt_tokens"] * admitted["samples"] - admitted["cached_tokens"]
-        again = max(prefill - float(first.sum()), 0.0)
-        computed = prefill + float(np.dot(steps["decodes"], steps["steps"]))
-        return {"recomputed_tokens": int(again), "recomputed_fraction": again / computed if computed else 0.0}
-
     def _good(self, rows: Table) -> npt.NDArray[np.bool_]:
         """Per finished request, whether it meets its SLO: its class's own, or the one for all."""
         if self.classes is None or not self.classes.slo:
@@ -329,23 +333,10 @@ class Result:
             good[own == i] = metrics.meets(rows.where(own == i), limits)
         return good
 
-    def _class_summary(self, name: str, classes: Classes) -> dict[str, Any]:
-        """Counts, latencies and goodput of one request class, under the keys of the whole."""
-        mine = self._rows.where(classes.of(self._rows) == classes.names.index(name))
-        outcome = mine["outcome"]
-        over = int((outcome != UNFINISHED).sum())
-        done = mine.where(np.isin(outcome, FINISHED))
-        tpot = metrics.tpot_s(done)
-        out: dict[str, Any] = {"submitted": mine.height, "completed": done.height}
-        out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
-        out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
-        out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
-        out["spent"] = self.spent["classes"][name]
-        limits = classes.slo.get(name, self.slo)
-        good = int(metrics.meets(done, limits).sum())
-        out["request_goodput"] = good / self.duration_s if limits and self.duration_s > 0 else None
-        out["slo_attainment"] = good / over if limits and over else None
-        return out
+    def _class_summary(self, name: str, index: int, classes: Classes) -> dict[str, Any]:
+        mine = self._rows.where(classes.of(self._rows) == index)
+        found = class_summary(mine, classes.slo.get(name, self.slo), self.duration_s)
+        return found | {"spent": self.spent["classes"][name]}
 
     def _occupancy(self, steps: Table) -> dict[str, Any]:
         """Queue and requests in the system of all replicas together, and what `occupancy` says of each."""
@@ -398,3 +389,8 @@ class Result:
                 path.unlink(missing_ok=True)
             raise
         return folder
+
+
+def _distribution(values: Floats) -> Distribution:
+    """Of those that are known."""
+    return Distribution.of(values[~np.isnan(values)])

@@ -23,6 +23,10 @@ BATCH = 5
 """Values that MSER averages first (White 1997)."""
 
 
+ROUNDING = 1e-9
+"""Relative difference that sums in another order may make."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """`mean` plus and minus `half`; None where nothing says how wide it is."""
@@ -34,6 +38,18 @@ class Interval:
     def excludes_zero(self) -> bool:
         """Whether it is known to lie on one side of 0."""
         return self.half is not None and abs(self.mean) > self.half
+
+
+def less(b: Floats, a: Floats) -> Floats:
+    """b - a; 0 where only rounding differs."""
+    found: Floats = np.where(np.isclose(a, b, rtol=ROUNDING, atol=0.0), 0.0, b - a)
+    return found
+
+
+def central(values: Floats, share: float) -> Floats:
+    """float64[2, ...]: lower and upper end of the central `share` of `values` [n, ...]; NaN where one of them is."""
+    found: Floats = np.quantile(values, [(1 - share) / 2, (1 + share) / 2], axis=0)
+    return found
 
 
 def t_interval(values: Floats, level: float = LEVEL) -> Interval:

@@ -43,8 +43,9 @@ DERIVED: dict[str, Callable[[Mapping[str, Floats]], Floats]] = {
 """Columns of the table of requests that follow from others: NaN where they do not exist."""
 
 
-def request_frame(rows: Mapping[str, Floats], classes: Any) -> pl.DataFrame:
-    """The table of requests, of some rows of the log; `classes` are the words of their classes, where there are any."""
+def request_frame(rows: Mapping[str, Floats], more: Mapping[str, Floats], classes: Any) -> pl.DataFrame:
+    """The table of requests, of some rows of the log with `more` columns; `classes` are the words of their classes,
+    where there are any."""
     import polars as pl
 
     columns: dict[str, Any] = {"id": rows["id"], "replica": rows["replica"]}
@@ -55,7 +56,7 @@ def request_frame(rows: Mapping[str, Floats], classes: Any) -> pl.DataFrame:
         "unfinished",
     )
     columns["reason"] = np.array(OUTCOMES)[outcome.astype(int)]
-    columns |= {name: derive(rows) for name, derive in DERIVED.items()}
+    columns |= {name: derive(rows) for name, derive in DERIVED.items()} | dict(more)
     if classes is not None:
         columns["class"] = classes
     columns |= {name: rows[name] for name in rows if name not in columns and name != "outcome"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_documented_commands(command):
     if words[0] == "plan":  # a small one: few configurations, and a percentile that needs few requests
         words = [word.replace("p99", "p80").replace("p95", "p80") for word in words]
         words += ["--gpus", "h100-sxm,l40s", "--tp", "1", "--vary", "engine.max_num_seqs=256", "--draws", "0"]
+        words += ["--months", "3"] * ("--growth" in words)
     if words[0] == "diagnose":
         words += ["--seeds", "1", "--workers", "1"]
     if words[0] in ("run", "compare", "sweep", "plan", "diagnose"):
@@ -62,6 +64,22 @@ def test_documented_commands(command):
         words += ["--set", f"workload.num_{unit}=40"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
+
+
+def test_the_reference_is_what_the_code_says():
+    spec = importlib.util.spec_from_file_location("make_reference", REPO / "docs" / "make_reference.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert (REPO / "docs" / "reference.md").read_text(encoding="utf-8") == made.text()
+
+
+def test_links_between_pages_lead_somewhere():
+    pages = [REPO / "README.md", REPO / "ARCHITECTURE.md", *(REPO / "docs").rglob("*.md")]
+    links = [
+        (page, link) for page in pages for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+    ]
+    assert len(links) > 30
+    assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []
 
 
 def test_there_are_documented_commands():

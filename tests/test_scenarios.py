@@ -19,6 +19,8 @@ CHAT, LEGAL, BATCH = "scenarios/mix-chat.yaml", "scenarios/mix-legal.yaml", "sce
 PRIORITY, FLEET, SPLIT = "scenarios/priority.yaml", "scenarios/mixed-fleet.yaml", "scenarios/split-serving.yaml"
 SCALE, AZURE = "scenarios/autoscaling.yaml", "scenarios/azure-conversation.yaml"
 APART, PREFIX, FP8 = "scenarios/split-70b.yaml", "scenarios/prefix-routing.yaml", "scenarios/fp8-or-second-gpu.yaml"
+REASON, FP8_BOTH = "scenarios/reasoning.yaml", "engine.quantization=fp8 engine.kv_cache_dtype=fp8"
+LONG, FIVE = "scenarios/long-prompts.yaml", "scenarios/five-engines.yaml"
 STEADY = 'workload.arrivals={"kind":"gamma","rate":5.53,"cv":1.09}'
 WHOLE = 'cluster.pools=[{"gpu":"h100-sxm","tp":2,"replicas":4}] cluster.split=null'
 BF16 = "model=qwen3-32b engine.kv_cache_dtype=auto"
@@ -163,6 +165,25 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (FP8, BF16, "saturated", "work piles up", True),
     (FP8, "workload.arrivals.rate=4", "slo_attainment", "{6} % meet the SLO", 0.01),
     (FP8, f"workload.arrivals.rate=4 {BF16} cluster.tp=2", "slo_attainment", "on two GPUs {90} %", 0.01),
+    (LONG, "", "p99_longest_gap_ms", "stops for {1.08} s", 1e3),
+    (LONG, "", "p99_itl_ms", "ITL p99 is {14} ms", 1),
+    (LONG, "", "classes.document.mean_ttft_ms", "own TTFT is {1.18} s", 1e3),
+    (LONG, f"{TOKENS}2048", "p99_longest_gap_ms", "that stop is {93} ms", 1),
+    (LONG, f"{TOKENS}2048", "p99_itl_ms", "ITL p99 {22} ms", 1),
+    (LONG, f"{TOKENS}2048", "classes.document.mean_ttft_ms", "and {1.21} s in chunks", 1e3),
+    (FIVE, "", "output_throughput", "give {146} tokens", 1),
+    (FIVE, "", "mean_tpot_ms", "{40} ms a token", 1),
+    (FIVE, "engine.torch_compile=true", "output_throughput", "it is {371};", 1),
+    (FIVE, "engine.torch_compile=true", "mean_tpot_ms", "takes {14.5} ms", 1),
+    (FIVE, 'engine={"preset":"vllm-0.19"}', "output_throughput", "gives {1,004} at", 1),
+    (FIVE, 'engine={"preset":"vllm-0.19"}', "mean_tpot_ms", "the same {14.8} ms", 1),
+    (FIVE, 'engine={"preset":"tgi-3"}', "output_throughput", "TGI ({934})", 1),
+    (FIVE, 'engine={"preset":"llama.cpp","parallel":16}', "output_throughput", "llama.cpp ({957})", 1),
+    (REASON, "", "mean_ttft_ms", "comes after {0.05} s", 1e3),
+    (REASON, "", "mean_first_answer_ms", "answer after {25.3} s", 1e3),
+    (REASON, "", "p99_first_answer_ms", "(p99 {80} s)", 1e3),
+    (REASON, f"{FP8_BOTH}", "mean_first_answer_ms", "make it {14.3} s", 1e3),
+    (REASON, "cluster.replicas=2", "mean_first_answer_ms", "instead, {18.3} s", 1e3),
     (OWN, "", "slo_attainment", "{93} % instead", 0.01),
     (OWN, "engine.scheduler=null", "slo_attainment", "of {88} %", 0.01),
     (OWN, "", "p90_ttft_ms", "TTFT p90 {0.78} instead", 1e3),

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from servecast.errors import ServecastError
-from workloads.kinds import Registry
+from workloads.kinds import Registry, Spec, parameters
 from workloads.parameters import Cv, Duration, DurationOrNone, Flag, Peak, PerSecond, RateSteps
 from workloads.trace import Floats
+
+DAY_S = 86_400.0
 
 
 def poisson(n: int, rng: np.random.Generator, *, rate: PerSecond) -> Floats:
@@ -71,7 +73,7 @@ def diurnal(
     *,
     rate: PerSecond,
     peak_to_mean: Peak,
-    period: Duration = 86_400.0,
+    period: Duration = DAY_S,
     start: DurationOrNone = 0.0,
 ) -> Floats:
     """Poisson with a rate that rises and falls once a period (a day unless given): `rate` on average, peak_to_mean
@@ -80,24 +82,7 @@ def diurnal(
     The curve is exp(k cos(angle)), a von Mises density: unlike a sine it can peak above twice its mean, and it never
     falls to 0. It is followed in 2,880 equal steps a period (30 s of a day).
     """
-    angle = (np.arange(2880) + 0.5) / 2880 * 2 * np.pi - np.pi
-
-    def relative(k: float) -> Floats:
-        """The curve with a mean of 1."""
-        curve: Floats = np.exp(k * (np.cos(angle) - 1))
-        return curve / float(curve.mean())
-
-    heights = rate * relative(_bisect(lambda k: float(relative(k).max()) - peak_to_mean, 0.0, 1e3))
-    lengths = np.full(heights.size, period / heights.size)
-    ends = np.cumsum(lengths)
-    begin = start % period
-    i = int(np.searchsorted(ends, begin, side="right"))
-    if i == heights.size:  # `begin` lies within a rounding error of the period's end
-        i, begin = 0, 0.0
-    # The step in which it begins is split: its rest comes first, what was cut off comes last.
-    first, last = ends[i] - begin, begin - (ends[i] - lengths[i])
-    lengths = np.concatenate([[first], lengths[i + 1 :], lengths[:i], [last]])
-    heights = np.concatenate([heights[i:], heights[: i + 1]])
+    lengths, heights = _diurnal(rate, peak_to_mean, period, start)
     return _poisson_along(n, rng, lengths, heights)
 
 
@@ -124,6 +109,22 @@ ARRIVALS: Registry[Any] = {
 }
 
 
+def rates_of(arrivals: Spec) -> tuple[Floats, Floats] | None:
+    """(seconds, requests per second) of the steps in which the rate changes over and over, from the beginning of the
+    workload; None where it does not. The spec has been checked."""
+    given = parameters(ARRIVALS, arrivals)
+    match arrivals["kind"]:
+        case "diurnal":
+            return _diurnal(**given)
+        case "steps" if given.get("repeat", True):
+            lengths, heights = zip(*given["rates"], strict=True)
+            return np.array(lengths, dtype=np.float64), np.array(heights, dtype=np.float64)
+        case "spikes":
+            every, length = given["every"], given["length"]
+            return np.array([every - length, length]), np.array([given["rate"], given["spike_rate"]])
+    return None
+
+
 @cache
 def weibull_shape(cv: float) -> float:
     """The shape k of the Weibull distribution with this coefficient of variation (0.01 to 100):
@@ -137,6 +138,29 @@ def weibull_shape(cv: float) -> float:
             math.log(1000),
         )
     )
+
+
+def _diurnal(rate: float, peak_to_mean: float, period: float = DAY_S, start: float = 0) -> tuple[Floats, Floats]:
+    """(seconds, requests per second) of the steps of a period, from where the workload begins."""
+    angle = (np.arange(2880) + 0.5) / 2880 * 2 * np.pi - np.pi
+
+    def relative(k: float) -> Floats:
+        """The curve with a mean of 1."""
+        curve: Floats = np.exp(k * (np.cos(angle) - 1))
+        return curve / float(curve.mean())
+
+    heights = rate * relative(_bisect(lambda k: float(relative(k).max()) - peak_to_mean, 0.0, 1e3))
+    lengths = np.full(heights.size, period / heights.size)
+    ends = np.cumsum(lengths)
+    begin = start % period
+    i = int(np.searchsorted(ends, begin, side="right"))
+    if i == heights.size:  # `begin` lies within a rounding error of the period's end
+        i, begin = 0, 0.0
+    # The step in which it begins is split: its rest comes first, what was cut off comes last.
+    first, last = ends[i] - begin, begin - (ends[i] - lengths[i])
+    lengths = np.concatenate([[first], lengths[i + 1 :], lengths[:i], [last]])
+    heights = np.concatenate([heights[i:], heights[: i + 1]])
+    return lengths, heights
 
 
 def _poisson_along(n: int, rng: np.random.Generator, lengths: Floats, heights: Floats) -> Floats:

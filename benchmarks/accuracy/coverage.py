@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.accuracy import silicon
-from servecast.intervals import LEVEL, predict_intervals
+from calibrate.uncertainty import LEVEL
+from servecast.intervals import predict_intervals
 from servecast.scenario import Scenario
 from servecast.setup import set_up
 

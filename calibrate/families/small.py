@@ -132,7 +132,8 @@ def transformers(
         gpu_memory_utilization=ALL,
         block_size=1,
         policy={"max_batch_size": v["batch_size"]},
-        enforce_eager=True,
+        enforce_eager=not v["torch_compile"],
+        graphs={"decode": tuple(range(1, v["batch_size"] + 1)) if v["torch_compile"] else (), "mixed": ()},
     )
 
 

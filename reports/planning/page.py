@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 
 import plotly.graph_objects as go
 
 from reports import look
 from reports.page import card, figure, page
-from reports.planning import words
+from reports.planning import day, growth, words
 from reports.planning.facts import Facts, Figure, Option
 
-STYLE = """.wide { overflow-x: auto; } .wide td, .wide th { white-space: nowrap; } .wide td.why { white-space: normal;
-min-width: 16rem; } .missed { color: var(--bad); } code { overflow-wrap: anywhere; }
+STYLE = """.wide td, .wide th { white-space: nowrap; }
+.wide td.what, .wide td.why { white-space: normal; min-width: 10rem; }
+.wide td.why { min-width: 16rem; }
+.missed { color: var(--bad); }
+code { overflow-wrap: anywhere; }
 """
 MOST = 400
 """Rows of the table of configurations; what is left out is said."""
@@ -31,11 +34,9 @@ def plan_html(facts: Facts) -> str:
             _cards(facts),
             *_verified(facts),
             *_changes(facts),
-            *(
-                figure(name, "What each simulated configuration costs, and its first required latency; the line is the "
-                "cheapest that was found for each limit")
-                for name in drawn
-            ),
+            *_growth(facts),
+            *_day(facts),
+            *_limits(facts),
             "<h2>All configurations</h2>",
             f"<p>{escape(words.considered(facts))}</p>",
             _options(facts),
@@ -51,7 +52,9 @@ def plan_html(facts: Facts) -> str:
 
 def figures_of(facts: Facts) -> dict[str, go.Figure]:
     """The page's figures, by name."""
-    return {"prices": _prices(facts)} if facts.points else {}
+    drawn = {"growth": growth.drawn(facts, facts.growth)} if facts.growth and facts.growth.fleets else {}
+    drawn |= {"day": day.drawn(facts.day)} if facts.day else {}
+    return drawn | ({"prices": _prices(facts)} if facts.points else {})
 
 
 def _cards(facts: Facts) -> str:
@@ -92,11 +95,51 @@ def _changes(facts: Facts) -> Iterator[str]:
     yield "<h2>What would change it</h2>"
     rows = []
     for change in facts.changes:
-        then = "all is met" if change.met else words.missed(change.figures) or "work piles up"
+        missed = words.missed(change.figures)
+        then = "all is met" if change.met else "not met" if missed else "work piles up"
         cells = "".join(map(_cell, change.figures))
         rows.append(f"<tr><td>{words.changed(change.what, change.factor)}</td><td>{escape(then)}</td>{cells}</tr>")
     heads = "".join(f"<th>{escape(f.required)}</th>" for f in facts.changes[0].figures)
     yield f'<div class="wide"><table><tr><th>if there is</th><th>then</th>{heads}</tr>{"".join(rows)}</table></div>'
+
+
+def _growth(facts: Facts) -> Iterator[str]:
+    if facts.growth is None:
+        return
+    yield "<h2>As traffic grows</h2>"
+    yield "".join(f"<p>{escape(sentence)}</p>" for sentence in growth.sentences(facts.growth))
+    if facts.growth.fleets:
+        yield _table(growth.HEADS, growth.rows(facts, facts.growth))
+        yield figure("growth", "What each month costs, and the traffic against what that month's fleet carries")
+
+
+def _day(facts: Facts) -> Iterator[str]:
+    if facts.day is None:
+        return
+    yield "<h2>Over the day</h2>"
+    yield "".join(f"<p>{escape(sentence)}</p>" for sentence in day.sentences(facts.day))
+    yield figure("day", "GPUs over the day against as many all the time as the busiest hour takes, and the traffic")
+    yield _table(day.HEADS, day.rows(facts.day))
+
+
+def _limits(facts: Facts) -> Iterator[str]:
+    if facts.limits or facts.points:
+        yield "<h2>What the limit costs</h2>"
+    if facts.limits:
+        yield "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in words.limits(facts)) + "</ul>"
+    if facts.points:
+        yield figure(
+            "prices",
+            "What each simulated configuration costs, and its first required latency. The line is the cheapest that "
+            "was found for each limit: less may do, since the search looks for the cheapest at the limit itself",
+        )
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Words and numbers, escaped here."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
 
 
 def _options(facts: Facts) -> str:
@@ -112,7 +155,7 @@ def _row(option: Option) -> str:
     cells = "".join(f"<td>{cell if option.replicas else ''}</td>" for cell in counts)
     why = option.why or words.missed(option.figures)
     return (
-        f"<tr><td>{escape(option.what)}</td>{cells}<td>{words.STATUS[option.status]}</td>"
+        f'<tr><td class="what">{escape(option.what)}</td>{cells}<td>{words.STATUS[option.status]}</td>'
         f'<td class="why">{escape(why)}</td></tr>'
     )
 
@@ -157,6 +200,20 @@ def _prices(facts: Facts) -> go.Figure:
         hoverinfo="skip",
     )
     values = [point.value for point in facts.points]
+    if facts.limit is not None and facts.answer is not None:
+        here = f"{facts.answer.replicas + facts.spare} x {facts.answer.what}"
+        found = [(facts.limit, facts.answer.dollars_per_hour, here)]
+        found += [(other.limit, other.dollars_per_hour, other.what) for other in facts.limits if other.what]
+        drawn.add_scatter(
+            x=[limit for limit, *_ in found],
+            y=[price for _, price, _ in found],
+            mode="markers",
+            name="cheapest at this limit, checked",
+            marker={"color": look.BLUE, "symbol": "diamond-open", "size": 11, "line": {"width": 2}},
+            text=[escape(what) for *_, what in found],
+            hovertemplate="%{text}<br>limit %{x:.3g} s, $%{y:,.2f} an hour<extra></extra>",
+        )
+        values += [limit for limit, *_ in found]
     if facts.limit is not None:
         drawn.add_vline(x=facts.limit, line={"dash": "dot", "color": look.GREY})
         values.append(facts.limit)

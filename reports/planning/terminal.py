@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports.planning import words
+from reports.planning import day, fleet, growth, words
 from reports.planning.facts import Facts, Option
+from reports.planning.fleet import Together
 
 ROWS = 8
 
@@ -35,6 +38,15 @@ def print_plan(facts: Facts, console: Console) -> None:
             table.add_row(words.changed(change.what, change.factor), then)
         console.print(table)
         console.print()
+    if facts.limits:
+        console.print(Text("With another limit:"))
+        for sentence in words.limits(facts):
+            console.print(Text(sentence), highlight=False)
+        console.print()
+    if facts.growth is not None:
+        _course(console, growth.sentences(facts.growth), growth.HEADS, growth.rows(facts, facts.growth))
+    if facts.day is not None:
+        _course(console, day.sentences(facts.day), day.HEADS, day.rows(facts.day))
     table = _table("configuration", "GPUs", "$ an hour", "", "")
     for option in _nearest(facts):
         why = option.why or words.missed(option.figures)
@@ -52,6 +64,25 @@ def print_plan(facts: Facts, console: Console) -> None:
         console.print(Text(line), highlight=False)
     for note in facts.notes:
         console.print(Text(f"Note: {note}"), highlight=False)
+
+
+def print_together(together: Together, console: Console) -> None:
+    """Plans for several models, a line each."""
+    _course(console, fleet.sentences(together), fleet.HEADS, fleet.rows(together))
+
+
+def _course(
+    console: Console, sentences: Iterable[str], heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]
+) -> None:
+    """What the answer takes in the course of time."""
+    for sentence in sentences:
+        console.print(Text(sentence), highlight=False)
+    console.print()
+    table = _table(*heads)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print()
 
 
 def _nearest(facts: Facts) -> list[Option]:

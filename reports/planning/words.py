@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from reports.planning.facts import HOURS_A_MONTH, Facts, Figure, Option
-from reports.words import NONE
+from reports.words import NONE, quantity
 
 STATUS = {
     "meets": "meets everything",
@@ -37,8 +37,15 @@ def replicas(option: Option, spare: int = 0) -> str:
 
 
 def gpus(option: Option) -> str:
-    """`12 GPUs`."""
-    return f"{option.gpus:,} GPU{'s' * (option.gpus != 1)}"
+    """`12 GPUs`, `12 GPUs (16 paid for)`."""
+    more = f" ({option.charged:,} paid for)" if option.charged > option.gpus else ""
+    return f"{option.gpus:,} GPU{'s' * (option.gpus != 1)}{more}"
+
+
+def traffic(rate: float | None, factor: float) -> str:
+    """So many times the traffic of `rate` requests a second: `12.4 requests/s`, or, of a closed loop, `1.3 times the
+    clients`."""
+    return f"{factor:.3g} times the clients" if rate is None else f"{quantity(rate * factor)} requests/s"
 
 
 def missed(figures: tuple[Figure, ...]) -> str:
@@ -58,6 +65,9 @@ def answer(facts: Facts) -> Iterator[str]:
         return
     price = best.dollars_per_hour or 0.0
     yield f"{replicas(best, facts.spare)}: {gpus(best)}, {dollars(price)} an hour, {a_month(price)} a month."
+    if best.charged > best.gpus:
+        free = f"; {best.free} more replica{'s' * (best.free != 1)} would cost nothing" if best.free else ""
+        yield f"{best.charged - best.gpus} of the GPUs that are paid for stand idle{free}."
     yield _checked(facts)
     if facts.headroom is None:
         yield "It carries four times this traffic, the most that was tried."
@@ -71,6 +81,21 @@ def answer(facts: Facts) -> Iterator[str]:
             f"Runner-up: {replicas(other, facts.spare)}, {gpus(other)}, {dollars(other.dollars_per_hour)} an hour "
             f"({100 * more:+.0f} %)."
         )
+
+
+def limits(facts: Facts) -> Iterator[str]:
+    """What another limit would cost or save, a sentence each."""
+    price = None if facts.answer is None else facts.answer.dollars_per_hour
+    for other in facts.limits:
+        stricter = facts.limit is not None and other.limit < facts.limit
+        if other.dollars_per_hour is None or not price:
+            yield f"{other.required}: nothing that was tried, up to four times the price."
+        elif other.same:
+            yield f"{other.required}: {'the same deployment does' if stricter else 'nothing cheaper was found'}."
+        else:
+            change = f"{100 * (other.dollars_per_hour / price - 1):+.0f} %"
+            most = "at most " if stricter else ""
+            yield f"{other.required}: {most}{dollars(other.dollars_per_hour)} an hour ({change}), {other.what}."
 
 
 def _checked(facts: Facts) -> str:

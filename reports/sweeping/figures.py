@@ -21,10 +21,12 @@ from reports.sweeping import words
 from reports.sweeping.levels import Levels, levels
 from reports.sweeping.points import FRONTS, INTERACTIVITY, THROUGHPUT, TTFT, Column, Shown, Swept
 
-POINTS = 3000
-"""Points that the page has; of more, those on a front and every k-th of the others."""
+POINTS, RANGED = 3000, 1500
+"""Points that the page has room for, and with their ranges; of more, those on a front and every k-th of the others."""
 LINES = 1000
 """Lines of parallel coordinates, likewise."""
+LEGEND = 850
+"""Pixels of a line of the legend, whose entries are as wide as the longest one."""
 COLOURS = 8
 GROUPS = len(look.SEVERAL)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
@@ -37,7 +39,12 @@ CELLS = 60
 MAPPED = (THROUGHPUT, INTERACTIVITY, TTFT)
 
 
-def kept(swept: Swept, most: int = POINTS) -> pl.DataFrame:
+def room(swept: Swept) -> int:
+    """Points that the page has room for."""
+    return POINTS if swept.under_error is None else RANGED
+
+
+def kept(swept: Swept, most: int) -> pl.DataFrame:
     """At most `most` points, those on the fronts among them."""
     points = swept.points
     if points.height <= most:
@@ -52,8 +59,9 @@ def fronts(swept: Swept) -> go.Figure:
     """Throughput per GPU against interactivity and against TTFT: a marker a point, a line along each front."""
     titles = ["<b>Output per GPU and interactivity</b>", "<b>Output per GPU and TTFT</b>"]
     groups = _groups(swept)
-    figure = look.panels(titles, columns=2)
-    points = kept(swept)
+    a_line = max(1, LEGEND // (7 * max(len(name) for name, *_ in groups) + 50))
+    figure = look.panels(titles, columns=2, legend=-(-(len(groups) + 1) // a_line))
+    points = kept(swept, room(swept))
     for i, against in enumerate(FRONTS):
         n = str(i + 1) if i else ""
         axes: dict[str, Any] = {"xaxis": f"x{n}", "yaxis": f"y{n}"}
@@ -113,7 +121,7 @@ def lines(swept: Swept) -> go.Figure:
     (axis,) = swept.axes
     shown = [c for c in swept.columns if c.key in MAPPED]
     figure = look.panels([f"<b>{c.name}</b>" for c in shown], columns=len(shown), legend=False)
-    points = kept(swept)
+    points = kept(swept, room(swept))
     scale = levels(axis, swept.points)
     points = points.with_columns(place=pl.Series(scale.places(points[axis.key]))).sort("place")
     for i, column in enumerate(shown):
@@ -128,11 +136,17 @@ def lines(swept: Swept) -> go.Figure:
             meta={"points": rows["point"].to_list()}, xaxis=f"x{n}", yaxis=f"y{n}",
             unselected={"marker": {"opacity": 0.06}},
         )  # fmt: skip
-        if swept.seeds > 1 and f"{column.key}_low" in rows.columns:
+        if swept.under_error is not None:
+            ends = rows[f"{column.key}_under_error"]
+            low, high = ends.list.first(), ends.list.last()
+        elif swept.seeds > 1 and f"{column.key}_low" in rows.columns:
+            low, high = rows[f"{column.key}_low"], rows[f"{column.key}_high"]
+        else:
+            low = high = rows[column.key]
+        if not low.equals(high):
             figure.data[-1].error_y = {
                 "type": "data", "symmetric": False, "color": look.GREY, "thickness": 1,
-                "array": (rows[f"{column.key}_high"] - rows[column.key]).to_list(),
-                "arrayminus": (rows[column.key] - rows[f"{column.key}_low"]).to_list(),
+                "array": (high - rows[column.key]).to_list(), "arrayminus": (rows[column.key] - low).to_list(),
             }  # fmt: skip
         figure.update_layout({f"xaxis{n}": _ticks(scale, swept), f"yaxis{n}": {"title": {"text": column.unit}}})
     return figure

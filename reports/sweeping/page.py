@@ -5,7 +5,7 @@ Everything that comes from a user passes `escape` here, is set as plain text by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -31,7 +31,7 @@ select, input, button { font: inherit; font-size: 0.9rem; color: var(--ink); bac
 input[type=text] { width: 8.5rem; } input.wrong { border-color: var(--bad); }
 button { cursor: pointer; } th button { border: 0; background: none; padding: 0; color: inherit; font-weight: 500;
   text-align: inherit; white-space: nowrap; }
-.wide td { white-space: nowrap; }
+.wide td { white-space: nowrap; } .wide td small { color: var(--soft); } #table td small { display: block; }
 #coordinates .annotation .bg { fill: var(--card) !important; fill-opacity: 0.8 !important; }
 th[aria-sort] button { color: var(--ink); font-weight: 600; }
 tr.front > :first-child { border-left: 4px solid #3d85d9; } tr.unsteady { color: var(--soft); }
@@ -89,9 +89,7 @@ def _pairs(swept: Swept) -> list[tuple[Shown, Shown]]:
 
 def _top(swept: Swept) -> Iterator[str]:
     said, more, found = words.answer(swept)
-    count = f"{words.points(swept.points.height)}, {words.runs(swept.count('done'))}"
-    over = f", each under {swept.seeds} seeds" if swept.seeds > 1 else ""
-    yield f'<h1>Sweep: {escape(swept.title)}</h1><p class="soft">{escape(count + over)}</p>'
+    yield f'<h1>Sweep: {escape(swept.title)}</h1><p class="soft">{escape(words.ran(swept))}</p>'
     if not swept.complete:
         yield '<div class="banner"><strong>Ended early</strong>: the same command goes on from here.</div>'
     kind = "stable" if found else "saturated"
@@ -109,7 +107,11 @@ def _cards(swept: Swept) -> str:
     ):
         if (best := swept.best(key, most)) is not None:
             column = next(c for c in swept.columns if c.key == key)
-            shown.append(card(name, words.figure(column, best[key]), column.unit, words.settings(swept, best)))
+            said = [words.settings(swept, best)]
+            if drawn := words.between(column, best):
+                others = swept.rivals(key, most, best).height
+                said += [f"{drawn} within the model's error"] + [f"{others:,} more may do as well"] * bool(others)
+            shown.append(card(name, words.figure(column, best[key]), column.unit, "; ".join(said)))
     sizes = [swept.front(against).height for against in (INTERACTIVITY, TTFT)]
     more = f"and {sizes[1]:,} on the one by TTFT"
     shown.append(card("On the front by interactivity", f"{sizes[0]:,}", f"of {swept.points.height:,}", more))
@@ -120,8 +122,7 @@ CAPTIONS = {
     "fronts": "A marker a configuration; the dotted line joins those that no other one beats in both figures. Open "
     "markers do not keep up with their load (or ran too short to tell). Better is up, and to the right in the left "
     "panel, to the left in the right one.",
-    "lines": "The figures by what was varied; open markers do not keep up with their load. Bars span the seeds, where "
-    "there are several.",
+    "lines": "The figures by what was varied; open markers do not keep up with their load.",
     "heat": "Means over all values of the other axes, from dark (worst) to bright (best). Empty: none that keeps up "
     "with its load.",
     "coordinates": "A line a configuration, through its values and its figures; brighter lines give more output per "
@@ -131,7 +132,9 @@ CAPTIONS = {
 
 def _captioned(swept: Swept, name: str, pairs: list[tuple[Any, Any]]) -> str:
     caption = CAPTIONS[name]
-    most = figures.LINES if name == "coordinates" else figures.POINTS
+    if name == "lines" and (swept.under_error is not None or swept.seeds > 1):
+        caption += f" Bars span {'the seeds' if swept.under_error is None else 'the error of the model'}."
+    most = figures.LINES if name == "coordinates" else figures.room(swept)
     if name != "heat" and swept.points.height > most:
         caption += (
             f" Shown are the fronts and an even choice of the others, {most:,} of {swept.points.height:,} at most."
@@ -149,6 +152,8 @@ def _captioned(swept: Swept, name: str, pairs: list[tuple[Any, Any]]) -> str:
 
 
 def _fronts(swept: Swept) -> Iterator[str]:
+    if said := words.ranges(swept):
+        yield f'<p class="soft">{escape(said)}</p>'
     for against, name in ((INTERACTIVITY, "Output per GPU and interactivity"), (TTFT, "Output per GPU and TTFT")):
         head, rows, more = words.front_rows(swept, against, FRONT_ROWS)
         if not rows:
@@ -158,16 +163,21 @@ def _fronts(swept: Swept) -> Iterator[str]:
         yield f"<h3>{name}{left}</h3>"
         axes = len(swept.axes)
         cells = [
-            "".join(f"<td{' class=number' if i >= axes else ''}>{escape(cell)}</td>" for i, cell in enumerate(row))
+            "".join(f"<td{' class=number' if i >= axes else ''}>{_lines(cell)}</td>" for i, cell in enumerate(row))
             for row in rows
         ]
-        top = "".join(f"<th{' class=number' if i >= axes else ''}>{escape(h)}</th>" for i, h in enumerate(head))
+        top = "".join(f"<th{' class=number' if i >= axes else ''}>{_lines(h)}</th>" for i, h in enumerate(head))
         body = "".join(f"<tr>{row}</tr>" for row in cells)
         yield f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+def _lines(cell: str) -> str:
+    first, _, more = cell.partition("\n")
+    return escape(first) + (f"<br><small>{escape(more)}</small>" if more else "")
+
+
 def _table(swept: Swept) -> str:
-    shown = figures.kept(swept).height
+    shown = figures.kept(swept, figures.room(swept)).height
     left = f" The fronts and an even choice of the others, {shown:,} of {swept.points.height:,}; rows/ has all." if (
         shown < swept.points.height
     ) else ""  # fmt: skip
@@ -187,28 +197,53 @@ def _data(swept: Swept) -> dict[str, Any]:
         factors.append(100 if c.unit == "%" else 1)
         name = f"{c.name} ({c.unit})" if c.unit else c.name
         columns.append({"name": name, "title": name, "kind": "figure"})
-    points = figures.kept(swept)
+    under, points = swept.under_error, figures.kept(swept, figures.room(swept))
+    drawn = []
+    for against, name in ((INTERACTIVITY, "interactivity"), (TTFT, "TTFT")):
+        if under is not None and (key := f"{against}_front_under_error") in points.columns:
+            drawn.append(key)
+            title = f"In how many of {under.draws} draws of the model's error it is on the front by {name}"
+            columns.append({"name": f"Front by {name}, of {under.draws}", "title": title, "kind": "front"})
     rows = [
         [
             *(_plain(point[key]) for key in keys),
-            *(None if point[c.key] is None else float(f"{f * point[c.key]:.5g}")
-              for c, f in zip(swept.columns, factors, strict=True)),
+            *(_rounded(f, point[c.key]) for c, f in zip(swept.columns, factors, strict=True)),
+            *(point[key] for key in drawn),
         ]
         for point in points.iter_rows(named=True)
-    ]  # fmt: skip
+    ]
+    ends = [
+        [
+            [_rounded(f, end) for end in point[f"{c.key}_under_error"] or ()]
+            for c, f in zip(swept.columns, factors, strict=True)
+        ]
+        for point in points.iter_rows(named=True)
+        if under is not None
+    ]
     at = len(keys) + next((i for i, c in enumerate(swept.columns) if c.key == THROUGHPUT), 0)
     return {
         "columns": columns,
         "rows": rows,
         "points": points["point"].to_list(),
-        "states": [
-            "" if row["steady"] else "saturated" if row["saturated"] else "too short to tell"
-            for row in points.iter_rows(named=True)
-        ],
+        "ranges": ends,
+        "axes": len(keys),
+        "states": [_state(swept, point) for point in points.iter_rows(named=True)],
+        "steady": points["steady"].to_list(),
         "front": sorted(swept.fronts),
         "sort": at,
         "hover": len(keys) + HOVER,
     }
+
+
+def _rounded(factor: float, value: float | None) -> float | None:
+    return None if value is None else float(f"{factor * value:.5g}")
+
+
+def _state(swept: Swept, point: Mapping[str, Any]) -> str:
+    said = "" if point["steady"] else "saturated" if point["saturated"] else "too short to tell"
+    if swept.under_error is not None and (count := point["saturated_under_error"]):
+        said += f"{', ' if said else ''}saturated in {count:,} of {swept.under_error.draws:,} draws"
+    return said
 
 
 def _plain(value: Any) -> Any:

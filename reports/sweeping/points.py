@@ -6,18 +6,25 @@ It knows nothing of pages; what a run is, and how it came to be, is the door's b
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from calibrate.uncertainty import LEVEL
+from sim.statistics import Floats, central, less
+
 THROUGHPUT, INTERACTIVITY, TTFT = "output_throughput_per_gpu", "interactivity", "p50_ttft_ms"
 FRONTS = {INTERACTIVITY: True, TTFT: False}
 """What throughput per GPU is traded against, and whether more of it is better."""
 FLAGS = ("saturated", "undecided")
+LEAST = 5
+"""Draws that make a range."""
 MEETS = 0.99
 """The share of requests within the SLO from which a configuration is said to meet it."""
 
@@ -58,12 +65,52 @@ class Shown:
     values: tuple[str, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class UnderError:
+    """Points in the draws of the model's error that all of them were run under, the same error for all in each draw.
+    `places` has a point's column by its number; `figures` are float64[draws, points], NaN where undefined;
+    `saturated` and `steady`, as of points, bool[draws, points]."""
+
+    places: dict[int, int]
+    figures: dict[str, Floats]
+    saturated: npt.NDArray[np.bool_]
+    steady: npt.NDArray[np.bool_]
+
+    @property
+    def draws(self) -> int:
+        """How many."""
+        return len(self.steady)
+
+    def ranges(self, key: str) -> list[list[float] | None]:
+        """Of each point the ends of the central LEVEL of the draws; None where a draw lacks the figure."""
+        ends: list[list[float]] = central(self.figures[key], LEVEL).T.tolist()
+        return [None if np.isnan(pair).any() else pair for pair in ends]
+
+    def on_front(self, against: str) -> list[int]:
+        """In how many draws each point is on that front."""
+        count = np.zeros(len(self.places), dtype=int)
+        sign = 1 if FRONTS[against] else -1
+        for a, b, steady in zip(self.figures[THROUGHPUT], sign * self.figures[against], self.steady, strict=True):
+            there = np.flatnonzero(steady & ~np.isnan(a) & ~np.isnan(b))
+            count[there[unbeaten(a[there], b[there])]] += 1
+        return [int(n) for n in count]
+
+    def ahead(self, key: str, more: bool, one: int, others: list[int]) -> list[bool]:
+        """Whether point `one` is better than each of the others in the central LEVEL of the draws: what is wrong with
+        both alike is in no difference."""
+        figures = self.figures[key] if more else -self.figures[key]
+        at = [self.places[number] for number in others]
+        low, _ = central(less(figures[:, [self.places[one]]], figures[:, at]), LEVEL)
+        return [bool(found) for found in low > 0]
+
+
 @dataclass(frozen=True)
 class Swept:
-    """A sweep. `rows` is what its folder holds: a row a run, with `point`, `seed`, a column an axis, `status` (done,
-    invalid, failed), `error`, the figures of `Result.summary()`, and whether saturation is `undecided`. `total` runs
-    were wanted, each under `seeds` seeds; `again` points were drawn twice. `complete` False: it was ended early.
-    `texts` says what was varied."""
+    """A sweep. `rows` is what its folder holds: a row a run, with `point`, `seed`, `draw` (of the model's error; 0: the
+    forecast), a column an axis, `status` (done, invalid, failed), `error`, the figures of `Result.summary()`, and
+    whether saturation is `undecided`. `total` runs were wanted: every point under `seeds` seeds, and these again
+    under `draws` draws; `again` points were drawn twice. `complete` False: it was ended early. `texts` says what
+    was varied."""
 
     title: str
     axes: tuple[Shown, ...]
@@ -71,6 +118,7 @@ class Swept:
     rows: pl.DataFrame
     total: int
     seeds: int
+    draws: int
     again: int
     complete: bool
     version: str
@@ -80,24 +128,63 @@ class Swept:
     def points(self) -> pl.DataFrame:
         """A row a point with a result: its values, `runs` (how many seeds), `saturated` and `undecided` (in any of
         them), `steady` (neither), and the mean over the seeds of each figure of COLUMNS that there is; `_low` and
-        `_high` of those that fronts are made of."""
-        done = self.rows.filter(self.rows["status"] == "done")
+        `_high` of those that fronts are made of. Of what was drawn: the range `_under_error` of each figure, and in
+        how many draws the point is `saturated_under_error` and `_front_under_error`."""
         keys = [axis.key for axis in self.axes if axis.key != "seed"]
-        figures = [c.key for c in COLUMNS if c.key in done.columns and done[c.key].dtype.is_numeric()]
-        ends = [key for key in (THROUGHPUT, *FRONTS) if key in figures]
-        flags = ((pl.col(key) if key in done.columns else pl.lit(None)).cast(pl.Boolean) for key in FLAGS)
-        saturated, undecided = (flag.any(ignore_nulls=True).alias(key) for key, flag in zip(FLAGS, flags, strict=True))
-        return done.group_by("point", maintain_order=True).agg(
+        ends = [key for key in (THROUGHPUT, *FRONTS) if key in self._figures]
+        points = self._means(
+            self._forecasts,
+            ["point"],
             *(pl.col(key).first() for key in keys),
             *([pl.col("seed").first()] if len(keys) < len(self.axes) else []),
             pl.len().alias("runs"),
-            saturated,
-            undecided,
-            (~(saturated | undecided)).alias("steady"),
-            *(pl.col(key).mean() for key in figures),
             *(pl.col(key).min().alias(f"{key}_low") for key in ends),
             *(pl.col(key).max().alias(f"{key}_high") for key in ends),
         )
+        found = self.under_error
+        if found is None:
+            return points
+        ranges = {
+            f"{key}_under_error": pl.Series(found.ranges(key), dtype=pl.List(pl.Float64)) for key in found.figures
+        }
+        fronts = {f"{key}_front_under_error": pl.Series(found.on_front(key)) for key in FRONTS if key in found.figures}
+        piled_up = pl.Series(found.saturated.sum(axis=0))
+        return points.with_columns(saturated_under_error=piled_up, **fronts, **ranges)
+
+    @cached_property
+    def under_error(self) -> UnderError | None:
+        """The points in those draws that all of them have; None where these are too few for a range."""
+        forecasts = self._forecasts
+        found = self.rows.filter((self.rows["draw"] > 0) & (self.rows["status"] == "done"))
+        found = found.join(forecasts, on=["point", "seed"], how="semi")
+        found = found.filter(pl.len().over("draw") == forecasts.height)
+        if found["draw"].n_unique() < LEAST:
+            return None
+        means = self._means(found, ["draw", "point"])
+        numbers = means["point"].unique().sort().to_list()
+
+        def table(key: str) -> npt.NDArray[Any]:
+            return means[key].to_numpy().reshape(-1, len(numbers))
+
+        figures = {key: table(key).astype(np.float64) for key in self._figures}
+        places = {number: at for at, number in enumerate(numbers)}
+        return UnderError(places, figures, table("saturated"), table("steady"))
+
+    @cached_property
+    def _forecasts(self) -> pl.DataFrame:
+        return self.rows.filter((self.rows["status"] == "done") & (self.rows["draw"] == 0))
+
+    @cached_property
+    def _figures(self) -> list[str]:
+        return [c.key for c in COLUMNS if c.key in self.rows.columns and self.rows[c.key].dtype.is_numeric()]
+
+    def _means(self, rows: pl.DataFrame, by: list[str], *more: pl.Expr) -> pl.DataFrame:
+        """Over seeds, sorted."""
+        flags = ((pl.col(key) if key in rows.columns else pl.lit(None)).cast(pl.Boolean) for key in FLAGS)
+        saturated, undecided = (flag.any(ignore_nulls=True).alias(key) for key, flag in zip(FLAGS, flags, strict=True))
+        steady = (~(saturated | undecided)).alias("steady")
+        means = (pl.col(key).mean() for key in self._figures)
+        return rows.group_by(by).agg(*more, saturated, undecided, steady, *means).sort(by)
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -129,6 +216,25 @@ class Swept:
             return None
         points = points.filter(points["steady"]).drop_nulls(key)
         return points.sort(key, "point", descending=[more, False]).row(0, named=True) if points.height else None
+
+    def rivals(self, key: str, more: bool, best: Mapping[str, Any]) -> pl.DataFrame:
+        """The other steady points that the best one is not ahead of beyond the model's error; none where it was not
+        drawn."""
+        others = self.points.filter(self.points["steady"] & (self.points["point"] != best["point"])).drop_nulls(key)
+        if self.under_error is None:
+            return others.clear()
+        behind = self.under_error.ahead(key, more, best["point"], others["point"].to_list())
+        return others.filter(~pl.Series(behind, dtype=pl.Boolean)).sort(key, "point", descending=[more, False])
+
+    def next_differs(self, against: str, numbers: list[int]) -> list[list[str]]:
+        """Of points in the order of a front: in which of its two figures each has or lacks more than the next one,
+        beyond the model's error. Only of what was drawn."""
+        assert self.under_error is not None
+        ahead = self.under_error.ahead
+        return [
+            [THROUGHPUT] * ahead(THROUGHPUT, True, a, [b])[0] + [against] * ahead(against, FRONTS[against], b, [a])[0]
+            for a, b in pairwise(numbers)
+        ]
 
     @property
     def meeting(self) -> pl.DataFrame | None:

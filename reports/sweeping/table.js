@@ -8,6 +8,13 @@ const show = (value, at) => value === null ? "–" : typeof value !== "number" ?
   : value.toLocaleString("en-US", TABLE.columns[at].kind === "axis" ? {maximumSignificantDigits: 12}
     : Math.abs(value) >= 100 ? {maximumFractionDigits: 0} : {maximumSignificantDigits: 3});
 
+
+// Of a figure under the model's error; nothing where its digits show none.
+const range = (i, at) => {
+  const said = (TABLE.ranges[i]?.[at - TABLE.axes] ?? []).map((end) => show(end, at));
+  return said.every((end) => end === show(TABLE.rows[i][at], at)) ? "" : said.join("–");
+};
+
 // "100", ">100", "<=0.5", "10..20" as a test of numbers; null where it is none of them.
 function test(text) {
   const number = "([-+]?[\\d.]+(?:e[-+]?\\d+)?)";
@@ -60,7 +67,7 @@ function filters() {
 }
 
 const passes = (row, i) => state.filters.every((wanted, at) => !wanted || wanted(row[at]))
-  && !(state.front && !front.has(TABLE.points[i])) && !(state.steady && TABLE.states[i]);
+  && !(state.front && !front.has(TABLE.points[i])) && !(state.steady && !TABLE.steady[i]);
 
 // Numbers before words, what is missing last.
 function compare(a, b) {
@@ -83,11 +90,11 @@ function table(kept) {
   place.replaceChildren();
   const top = make("tr", make("thead", place));
   TABLE.columns.forEach((column, at) => {
-    const head = make("th", top, {title: column.title, className: column.kind === "figure" ? "number" : ""});
+    const head = make("th", top, {title: column.title, className: column.kind === "axis" ? "" : "number"});
     if (at === state.sort) head.setAttribute("aria-sort", state.down ? "descending" : "ascending");
     const mark = at === state.sort ? (state.down ? " ↓" : " ↑") : "";
     make("button", head, {textContent: column.name + mark}).onclick = () => {
-      state.down = at === state.sort ? !state.down : column.kind === "figure";
+      state.down = at === state.sort ? !state.down : column.kind !== "axis";
       state.sort = at;
       table(kept);
     };
@@ -95,10 +102,13 @@ function table(kept) {
   const body = make("tbody", place);
   [...kept].sort(compare).slice(0, state.shown).forEach((i) => {
     const on = front.has(TABLE.points[i]);
-    const row = make("tr", body, {className: (on ? "front" : "") + (TABLE.states[i] ? " unsteady" : "")});
+    const row = make("tr", body, {className: (on ? "front" : "") + (TABLE.steady[i] ? "" : " unsteady")});
     row.title = [on ? "on a front" : "", TABLE.states[i]].filter(Boolean).join(", ");
-    TABLE.rows[i].forEach((value, at) => make("td", row, {
-      textContent: show(value, at), className: TABLE.columns[at].kind === "figure" ? "number" : ""}));
+    TABLE.rows[i].forEach((value, at) => {
+      const cell = make("td", row, {
+        textContent: show(value, at), className: TABLE.columns[at].kind === "axis" ? "" : "number"});
+      if (range(i, at)) make("small", cell, {textContent: range(i, at)});
+    });
   });
   find("count").textContent = `${kept.length.toLocaleString("en-US")} of ${TABLE.rows.length.toLocaleString("en-US")}; `
     + "a blue edge: on a front; grey: does not keep up with its load, or ran too short to tell";
@@ -113,8 +123,9 @@ const plain = (text) => String(text).replace(/[&<>]/g, (c) => ({"&": "&amp;", "<
 const row = new Map(TABLE.points.map((point, i) => [point, i]));
 function hover(point) {
   const i = row.get(point);
-  const shown = TABLE.columns.flatMap((column, at) => column.kind === "axis" || at < TABLE.hover ? [at] : []);
-  return [...shown.map((at) => `${plain(TABLE.columns[at].name)} <b>${plain(show(TABLE.rows[i][at], at))}</b>`),
+  const shown = TABLE.columns.flatMap((column, at) => column.kind === "axis" || at < TABLE.hover || TABLE.columns[at].kind === "front" ? [at] : []);
+  return [...shown.map((at) => `${plain(TABLE.columns[at].name)} <b>${plain(show(TABLE.rows[i][at], at))}</b>`
+      + (range(i, at) ? ` (${range(i, at)})` : "")),
     ...(TABLE.states[i] ? [TABLE.states[i]] : [])].join("<br>");
 }
 Object.values(FIGURES).forEach((figure) => figure.data.forEach((trace) => {

@@ -21,8 +21,7 @@ def print_sweep(swept: Swept, console: Console) -> None:
         console.print(Text(text, style=style), highlight=False)
 
     line(f"Sweep: {swept.title}", "bold")
-    over = f", each under {swept.seeds} seeds" if swept.seeds > 1 else ""
-    line(f"{words.points(swept.points.height)}, {words.runs(swept.count('done'))} of {swept.total:,}{over}")
+    line(words.ran(swept))
     console.print()
     if not swept.points.height:
         line("No run has a result yet.", "bold")
@@ -33,6 +32,8 @@ def print_sweep(swept: Swept, console: Console) -> None:
         for against, name in ((INTERACTIVITY, "interactivity"), (TTFT, "TTFT")):
             _print_front(swept, against, f"Front of output per GPU and {name}", console)
     console.print()
+    if said := words.ranges(swept):
+        line(said, "dim")
     for note in words.counted(swept):
         line(note)
     for status, name, style in (("invalid", "Left out", "yellow"), ("failed", "Failed", "red")):
@@ -50,7 +51,7 @@ def _print_front(swept: Swept, against: str, title: str, console: Console) -> No
         if i < len(swept.axes):
             table.add_column(Text(name), overflow="fold")
         else:
-            table.add_column(Text(name.replace(" ", "\n", 1)), justify="right", no_wrap=True)
+            table.add_column(Text(name if "\n" in name else name.replace(" ", "\n", 1)), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
     left = f" ({more:,} more between them)" if more else ""

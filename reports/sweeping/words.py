@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
 
-from reports.sweeping.points import COLUMNS, FRONTS, INTERACTIVITY, MEETS, THROUGHPUT, TTFT, Column, Swept
+from calibrate.uncertainty import LEVEL
+from reports.sweeping.points import COLUMNS, FRONTS, INTERACTIVITY, LEAST, MEETS, THROUGHPUT, TTFT, Column, Swept
 from reports.words import NONE, quantity
 
 EXAMPLES = 3
 """Points that are named for each error."""
+NEITHER = {0: "neither", 2: "both"}
+"""What is said of so many of a front's two figures."""
 LONGEST = 60
 """Characters of a value that are shown."""
 
@@ -25,6 +28,9 @@ DEFINITIONS = {
     "configurations are on no front",
     "Seeds": "every configuration runs under the same seeds, so that differences come from the configuration; figures "
     "are means over them",
+    "Model's error": "what may be wrong with the prices of kernels, with clocks under load, and with the times of host "
+    "and front end, drawn at random (--intervals). In each draw all configurations have the same error, so that it "
+    "leaves their differences alone where it moves them alike",
 }
 
 
@@ -62,10 +68,25 @@ def figure(column: Column, found: float | None) -> str:
     return quantity(100 * found if column.unit == "%" else float(found))
 
 
+def between(column: Column, point: Mapping[str, Any]) -> str:
+    """The range of a figure under the model's error; nothing where it has none that its digits could show."""
+    ends = [figure(column, end) for end in point.get(f"{column.key}_under_error") or ()]
+    return "" if set(ends) <= {figure(column, point[column.key])} else "–".join(ends)
+
+
 def of(point: Mapping[str, Any], key: str) -> str:
-    """A figure of a point with its unit."""
+    """A figure of a point with its unit, and its range."""
     column = next(c for c in COLUMNS if c.key == key)
-    return f"{figure(column, point.get(key))} {column.unit}".strip()
+    drawn = between(column, point)
+    return f"{figure(column, point.get(key))}{f' ({drawn})' if drawn else ''} {column.unit}".strip()
+
+
+def ran(swept: Swept) -> str:
+    """What was run."""
+    over = [f"{swept.seeds} seeds"] * (swept.seeds > 1)
+    over += [f"{swept.draws} draws of the model's error"] * (swept.draws > 0)
+    done = f"{points(swept.points.height)}, {runs(swept.count('done'))} of {swept.total:,}"
+    return f"{done}{', each under ' if over else ''}{' and '.join(over)}"
 
 
 def runs(count: int) -> str:
@@ -102,6 +123,8 @@ def answer(swept: Swept) -> tuple[str, str, bool]:
     if best.get(INTERACTIVITY) is not None:
         more += f" at {of(best, INTERACTIVITY)}"
     more += f", TTFT {of(best, TTFT)} (medians)."
+    if swept.under_error is not None:
+        more += f" {_ahead(swept, best)}"
     meeting = swept.meeting
     if meeting is None:
         return said, more, True
@@ -109,14 +132,51 @@ def answer(swept: Swept) -> tuple[str, str, bool]:
     if slo is None:
         return said, f"{more} No configuration meets the SLO for {MEETS:.0%} of the requests.", True
     if slo["point"] == best["point"]:
-        return said, f"{more} It meets the SLO for {100 * float(best['slo_attainment']):.1f} % of the requests.", True
+        return said, f"{more} It meets the SLO for {of(best, 'slo_attainment')} of the requests.", True
     also = f"With the SLO met for {MEETS:.0%} of the requests: {settings(swept, slo)}, {of(slo, THROUGHPUT)}."
+    if swept.under_error is not None:
+        also = f"{also.removesuffix('.')}, met for {of(slo, 'slo_attainment')}."
     return said, f"{more} {also}", True
+
+
+def _ahead(swept: Swept, best: Mapping[str, Any]) -> str:
+    """Whether what gives the most does so beyond the model's error."""
+    rivals = swept.rivals(THROUGHPUT, True, best)
+    if not rivals.height:
+        return "No other one gives as much, within the model's error."
+    some = "; ".join(settings(swept, point) for point in rivals.head(EXAMPLES).iter_rows(named=True))
+    more = f" (and {rivals.height - EXAMPLES:,} more)" if rivals.height > EXAMPLES else ""
+    return f"Within the model's error {_others(rivals.height)} as much: {some}{more}."
+
+
+def _others(count: int) -> str:
+    return "another one may give" if count == 1 else f"{count:,} others may give"
+
+
+def ranges(swept: Swept) -> str:
+    """What ranges are, and what fronts say of neighbours; nothing where there are none."""
+    if swept.under_error is None:
+        return ""
+    return (
+        f"Ranges hold the central {LEVEL:.0%} of {swept.under_error.draws:,} draws of the model's error, each the same "
+        f"for all configurations. Clocks fall under load, so they lie rather on the slow side. Next differs: in "
+        "which of the front's two figures the next row differs by more than that error; where in neither, the two "
+        "cannot be told apart."
+    )
+
+
+def _under_error(swept: Swept) -> Iterator[str]:
+    there = 0 if swept.under_error is None else swept.under_error.draws
+    if there < swept.draws:
+        least = "" if there else f"; ranges need {LEAST}"
+        yield f"{there:,} of {swept.draws:,} draws have been run for all configurations{least}."
+    if there and (more := int((swept.points["steady"] & (swept.points["saturated_under_error"] > 0)).sum())):
+        yield f"{points(more)} of {swept.points.height:,} keep up, but are saturated in some of the draws."
 
 
 def counted(swept: Swept) -> list[str]:
     """What is not on the fronts, and why."""
-    found = []
+    found = list(_under_error(swept))
     done, invalid, failed = (swept.count(status) for status in ("done", "invalid", "failed"))
     missing = swept.total - done - invalid - failed
     if missing:
@@ -137,7 +197,7 @@ def counted(swept: Swept) -> list[str]:
     if swept.again:
         found.append(f"{points(swept.again)} were drawn twice, and run once.")
     if "scenario" in swept.rows.columns:
-        done_rows = swept.rows.filter(swept.rows["status"] == "done")
+        done_rows = swept.rows.filter((swept.rows["status"] == "done") & (swept.rows["draw"] == 0))
         if same := done_rows.height - done_rows["scenario"].n_unique():
             found.append(
                 f"{runs(same)} came to the same scenario as another one: some of what is varied changes nothing."
@@ -162,16 +222,26 @@ def wrong(swept: Swept, status: str, most: int) -> list[str]:
 
 
 def front_rows(swept: Swept, against: str, most: int, *, brief: bool = False) -> tuple[list[str], list[list[str]], int]:
-    """(head, rows, how many more there are) of a front as a table; `brief` heads are for a terminal."""
+    """(head, rows, how many more there are) of a front as a table; `brief` heads are for a terminal. Of what was drawn,
+    cells have the range on a second line, and rows say in how many draws they are on the front and in which of its two
+    figures they differ from the next row beyond the model's error."""
     columns = [c for c in swept.columns if c.key in (THROUGHPUT, *FRONTS, "p99_ttft_ms", "slo_attainment", "unserved")]
     front = swept.front(against)
     keys = [axis.key for axis in swept.axes]
-    names = [(c.brief or c.name) if brief else f"{c.name} ({c.unit})" for c in columns]
+    names = [(c.brief or c.name) if brief else f"{c.name}\n({c.unit})" for c in columns]
     head = [*(short(key, keys) for key in keys), *names]
-    rows = [
-        [*(value(point[key]) for key in keys), *(figure(c, point[c.key]) for c in columns)]
-        for point in some(front, most).iter_rows(named=True)
-    ]
+    shown = list(some(front, most).iter_rows(named=True))
+    drawn = (THROUGHPUT, against) if brief else [c.key for c in columns]  # a terminal is narrow
+    cells = [[figure(c, p[c.key]) + (f"\n{between(c, p)}" if c.key in drawn else "") for c in columns] for p in shown]
+    rows = [[*(value(p[key]) for key in keys), *map(str.strip, found)] for p, found in zip(shown, cells, strict=True)]
+    if swept.under_error is not None and rows:
+        count = swept.under_error.draws
+        head += [f"Front of {count}" if brief else f"On it, of\n{count} draws", "Next differs"]
+        names_of = {c.key: (c.brief or c.name) if brief else c.name for c in columns}
+        apart = [*swept.next_differs(against, [point["point"] for point in shown]), None]
+        for row, point, found in zip(rows, shown, apart, strict=True):
+            said = "" if found is None else NEITHER.get(len(found)) or names_of[found[0]]
+            row += [f"{point[f'{against}_front_under_error']:,}", said]
     return head, rows, front.height - len(rows)
 
 

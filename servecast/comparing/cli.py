@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from servecast.arguments import set_option
+from servecast.arguments import intervals_option, set_option
 from servecast.output import PARTIAL, progress_line, write_texts
 
 
@@ -20,14 +20,7 @@ from servecast.output import PARTIAL, progress_line, write_texts
 )
 @set_option
 @click.option("--seeds", type=int, default=5, metavar="N", help="Run every scenario under N seeds. [default: 5]")
-@click.option(
-    "--intervals",
-    is_flag=False,
-    flag_value=20,
-    type=click.IntRange(5, 1000),
-    metavar="[DRAWS]",
-    help="Also run so many draws of the model's error, the same for all. [20 if no number is given]",
-)
+@intervals_option("Also run so many draws of the model's error, the same for all.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at a time. [default: one a core]")
 @click.option(
     "--out",

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.uncertainty import LEVEL
 from reports.comparing.facts import Class, Compared, Ran
-from servecast.comparing.judge import LEVEL, lines_of, steady_of, trim_of
+from servecast.comparing.judge import lines_of, steady_of, trim_of
 from servecast.comparing.observe import observe, tasks_of
 from servecast.comparing.scenarios import Candidate, candidates, changes, fingerprint, limits
 from servecast.errors import ServecastError

@@ -7,15 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.uncertainty import LEVEL
 from reports.comparing.facts import METRICS, STEADY, Difference, Line, Metric
 from servecast.comparing.observe import TRIMS
 from servecast.sweeping.runs import Row
-from sim.statistics import Floats, Interval, section_interval, t_interval
-
-LEVEL = 0.8
-"""Of the draws of the model's error, the central share that a difference has to hold in."""
-ROUNDING = 1e-9
-"""Relative difference that sums in another order may make."""
+from sim.statistics import Floats, Interval, central, less, section_interval, t_interval
 
 Rows = Mapping[int, Sequence[Row]]
 """Scenario -> its runs, in order of seeds."""
@@ -63,16 +59,16 @@ def _line(
         a, b = values[i], values[j]
         if a is None or b is None:
             return Difference("undefined")
-        interval = _interval(metric, _less(b, a), {
-            number: _less(theirs, mine)
+        interval = _interval(metric, less(b, a), {
+            number: less(theirs, mine)
             for number in cut.get(i, {})
             if (mine := cut[i][number]) is not None and (theirs := cut[j].get(number)) is not None
         })  # fmt: skip
         ends, x, y = None, drawn.get(i), drawn.get(j)
         if x is not None and y is not None:
-            low, high = np.quantile(_less(y, x), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+            low, high = central(less(y, x), LEVEL).tolist()
             ends = (low, high)
-        if not np.any(_less(b, a)):
+        if not np.any(less(b, a)):
             return Difference("equal", interval, ends)
         if metric.key in unlike:
             return Difference("unlike", interval, ends)
@@ -104,12 +100,6 @@ def _interval(metric: Metric, values: Floats, sections: Mapping[int, Floats]) ->
 
 def _there(sections: Mapping[int, Floats | None]) -> dict[int, Floats]:
     return {number: values for number, values in sections.items() if values is not None}
-
-
-def _less(b: Floats, a: Floats) -> Floats:
-    """b - a; 0 where only rounding differs."""
-    found: Floats = np.where(np.isclose(a, b, rtol=ROUNDING, atol=0.0), 0.0, b - a)
-    return found
 
 
 def _column(some: Sequence[Mapping[str, Any]], key: str) -> Floats | None:

@@ -74,8 +74,9 @@ def candidates(
     pps: Iterable[int] = (1,),
     splits: Iterable[tuple[int, int] | None] = (None,),
 ) -> Iterator[Candidate]:
-    """Every combination; whether it can run is found when it is set up. Layouts that need more GPUs than a node has are
-    left out. Raises ServecastError for a scenario with several pools, and for unknown GPUs."""
+    """Every combination; whether it can run is found when it is set up. Layouts that need more GPUs than a link joins
+    are left out, unless the scenario has a network. Raises ServecastError for a scenario with several pools, and for
+    unknown GPUs."""
     if len(scenario.cluster.pools) > 1:
         raise ServecastError(
             "cluster.pools: a plan finds the pools; give the short form, cluster: {gpu: ...}, of one of them"
@@ -95,7 +96,7 @@ def candidates(
     tps, pps, splits = list(tps), list(pps), list(splits)
     for gpu in known:
         for tp, pp, split in product(tps, pps, splits):
-            if tp * pp > gpu.gpus_per_node or (split and pp > 1):
+            if (tp * pp > gpu.link_gpus and pool.network is None) or (split and pp > 1):
                 continue
             for values in product(*settings.values()):
                 chosen = tuple((k, v) for k, v in zip(keys, values, strict=True) if v is not None)

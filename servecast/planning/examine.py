@@ -12,6 +12,7 @@ from servecast.errors import ServecastError
 from servecast.planning.bounds import bound
 from servecast.planning.candidates import Candidate
 from servecast.planning.load import first
+from servecast.planning.rent import Rent
 from servecast.planning.slo import Requirement
 from servecast.sweeping.runs import Base
 
@@ -26,11 +27,11 @@ it was simulated and does not meet the requirements with as many replicas as it 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What all candidates have in common: the scenario, and what is required of it. `most`: GPUs that there can be."""
+    """What all candidates have in common: the scenario, what is required of it, and how GPUs are rented."""
 
     base: Base
     requirements: tuple[Requirement, ...]
-    most: int
+    rent: Rent
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +101,16 @@ def _known(base: Base, candidate: Candidate) -> Setup:
 def _set_up(base: Base, candidate: Candidate, replicas: int) -> Setup:
     from servecast.setup import set_up
 
+    return set_up(base.scenario(changes_for(base, candidate, replicas)))
+
+
+def changes_for(base: Base, candidate: Candidate, replicas: int) -> dict[str, Any]:
+    """The keys of the scenario to change so that it has so many replicas (or units) of the candidate."""
     data = base.file({}).data
-    cluster = data.get("cluster")
+    cluster, engine = data.get("cluster"), data.get("engine")
+    whole = {"engine": {"preset": engine}} if isinstance(engine, str) else {}  # it may get limits
     overrides = candidate.overrides(cluster if isinstance(cluster, dict) else {}, replicas)
-    return set_up(base.scenario(_own_figures(data, candidate) | overrides))
+    return whole | _own_figures(data, candidate) | overrides
 
 
 def _own_figures(data: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
@@ -196,7 +203,11 @@ def look(case: Case, candidate: Candidate) -> Outcome:
 def examine(case: Case, candidate: Candidate, least: int, guess: int, below: int | None) -> Outcome:
     """The fewest replicas that meet the requirements, from `least` up to `below` (fewer than that, if given); begins
     with the `guess`."""
-    most = max(1, case.most // candidate.gpus)
+    most = case.rent.affords(candidate)
+    if most < least:
+        gpus = case.rent.charged(candidate, least + case.rent.spare)
+        why = f"it takes {gpus} GPUs, of {case.rent.most} that there may be"
+        return Outcome(candidate, BOUND, least=least, why=why)
     if below is not None:
         most = min(most, below - 1)
     if most < least:

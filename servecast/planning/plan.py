@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from servecast.comparing.scenarios import fingerprint
 from servecast.errors import ServecastError, one_of
 from servecast.planning.candidates import SIZES, Candidate, candidates, known_gpus, limits_of
-from servecast.planning.evidence import Evidence, evidence, verify
-from servecast.planning.examine import FAILS, MEETS, Case, Outcome, Trial, setup_of
-from servecast.planning.load import fresh, rate_of
+from servecast.planning.contest import hunt, second
+from servecast.planning.day import Day, Hour, day, profile_of, steady
+from servecast.planning.evidence import Evidence, evidence
+from servecast.planning.examine import FAILS, Case, Outcome, setup_of
+from servecast.planning.growth import Growth, grown
+from servecast.planning.ladder import Ladder
+from servecast.planning.limits import Limit, limits
+from servecast.planning.load import rate_of
 from servecast.planning.prices import prices_of
-from servecast.planning.search import Search, Told, search, survey, workers
+from servecast.planning.rent import Rent
+from servecast.planning.search import Search, Told, survey, workers
 from servecast.planning.slo import Requirement, parse_requirements
 from servecast.scenario import Scenario, scenario_of
 from servecast.sweeping.runs import Base
 
-MOST_GPUS = 1024
-FRESH_SEED = 1_000_003
-"""Seeds of the runs that verify begin here, far from those that people write."""
-SEEDS = 2
-"""So many of them."""
-ATTEMPTS = 6
-"""How often one configuration gets more replicas before it drops out."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`winner` with `replicas` of it (`spare` ones beside them), or None where nothing meets the requirements;
+    """`winner` with `replicas` of it (beside the spare ones of `rent`), or None where nothing meets the requirements;
     `runner_up` is the cheapest with other hardware. `closest`: of those that fail, the one that misses by least.
-    `prices`: dollars per GPU-hour, from `price_source`. `raised` says how many replicas fresh seeds added, `rate` the
-    requests per second; `one_course`: no seed changes the requests. `starts`: how to start it, as text for a shell."""
+    `raised` says how many replicas fresh seeds added, `rate` the requests per second; `one_course`: no seed changes the
+    requests. `starts`: how to start it, as text for a shell. `limits`: what other limits would cost; `growth` and
+    `day`: what it takes in the course of time, where that was asked for, or the workload has a day."""
 
     scenario: Scenario
     requirements: tuple[Requirement, ...]
-    prices: Mapping[str, float]
-    price_source: str
+    rent: Rent
+    budget: float | None
     searched: Search
     winner: Outcome | None
     replicas: int
-    spare: int
     runner_up: Outcome | None
     closest: Outcome | None
     evidence: Evidence | None
@@ -51,20 +47,14 @@ class Plan:
     rate: float | None
     one_course: bool
     starts: tuple[str, ...]
-
-    def price(self, candidate: Candidate, replicas: int) -> float:
-        """Dollars per hour of so many replicas (or units), the spare ones not counted."""
-        return self.prices[candidate.gpu] * candidate.gpus * replicas
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of the winner, spare ones included."""
-        return 0 if self.winner is None else (self.replicas + self.spare) * self.winner.candidate.gpus
+    limits: tuple[Limit, ...]
+    growth: Growth | None
+    day: Day | None
 
     @property
     def price_per_hour(self) -> float | None:
         """Dollars per hour of the winner, spare replicas included."""
-        return None if self.winner is None else self.price(self.winner.candidate, self.replicas + self.spare)
+        return None if self.winner is None else self.rent.price(self.winner.candidate, self.replicas + self.rent.spare)
 
 
 def plan(
@@ -73,16 +63,16 @@ def plan(
     *,
     overrides: Iterable[str] | Mapping[str, object] = (),
     gpus: Iterable[str] = (),
-    prices: Mapping[str, float] | None = None,
-    price_source: str = "yours",
+    rent: Rent | None = None,
     settings: Mapping[str, list[Any]] | None = None,
     tps: Iterable[int] = SIZES,
     pps: Iterable[int] = (1,),
     splits: Iterable[tuple[int, int] | None] = (None,),
     budget: float | None = None,
-    most_gpus: int = MOST_GPUS,
-    spare: int = 0,
     draws: int = 10,
+    growth: float | None = None,
+    months: int = 12,
+    hours: tuple[Hour, ...] | None = None,
     jobs: int = 2,
     told: Told = lambda what, done, total: None,
 ) -> Plan:
@@ -90,129 +80,84 @@ def plan(
 
     `slo`: requirements as text; left out, 99 % of the requests meet the scenario's own `slo`. `gpus` (default: those
     with a price and a measured profile), `tps`, `pps`, `splits` (prefill : decode) and `settings` (key -> values; None
-    is what the scenario has) span the candidates. `prices` in dollars per GPU-hour (default: the default price set), as
-    `price_source` calls them; `budget` in dollars per hour.
+    is what the scenario has) span the candidates. `rent`: prices and how GPUs are rented (default: one by
+    one, at the prices of the default set); `budget` in dollars per hour. `growth` of the
+    traffic as a share a month, over so many `months`. `hours` of a day whose peak the scenario's traffic is.
     Raises ServecastError for whatever is wrong with the scenario or the question.
     """
-    if prices is None:
-        prices, price_source = prices_of(None)
-    base = Base.of(path, overrides)
-    scenario = scenario_of(base.file({}))
-    requirements = requirements_of(scenario, slo)
-    chosen = list(gpus) or default_gpus(prices)
-    known_gpus(chosen)
-    if lacking := [gpu for gpu in chosen if gpu not in prices]:
-        raise ServecastError(
-            f"--gpus: {one_of(lacking)} has no price in {price_source}; give one with --price {lacking[0]}=2.50 "
-            f"(dollars per GPU-hour), or other prices; priced: {one_of(sorted(prices))}"
-        )
-    tried = limits_of(scenario) if settings is None else settings
-    every = list(candidates(scenario, chosen, tried, tps=tps, pps=pps, splits=splits))
-    case = Case(base, requirements, most_gpus)
+    rent = Rent(*prices_of(None)) if rent is None else rent
+    case, every, scenario = question(path, slo, overrides, rent, gpus, settings, tps, pps, splits)
+    base, requirements = case.base, case.requirements
+    own = profile_of(scenario)
+    if own is not None and hours is not None:
+        raise ServecastError("--day: the scenario's arrivals have a day of their own; give one of the two")
     with workers(jobs) as pool:
         searched, todo = survey(case, every, pool, told)
-
-        def look_for(among: Iterable[Outcome], limit: float | None) -> list[Outcome]:
-            return search(case, among, prices, pool, jobs, budget=limit, spare=spare, told=told)
-
-        contest = _Contest(case, prices, spare, look_for(todo, budget))
-        winner = contest.winner(pool, told)
-        while winner is not None and contest.raised(winner):
-            # it costs more than the search had thought: who was too dear for that may be cheaper now
-            limit = contest.price(winner) * (1 - 1e-6)
-            contest.add(look_for([o for o in todo if not contest.knows(o.candidate)], limit))
-            if (cheaper := contest.winner(pool, told)) is winner:
-                break
-            winner = cheaper
-        found, runner_up = None, None
+        contest, winner = hunt(case, todo, budget, pool, jobs, told)
+        found, runner_up, more, daily, other = None, None, None, None, tuple[Limit, ...]()
         if winner is not None:
-            others = [o for o in todo if o.candidate.hardware != winner.hardware and not contest.knows(o.candidate)]
-            second = contest.cheapest(lambda candidate: candidate.hardware != winner.hardware)
-            contest.add(look_for(others, budget if second is None else contest.price(second) * (1 - 1e-6)))
-            runner_up = contest.cheapest(lambda candidate: candidate.hardware != winner.hardware)
+            runner_up = second(contest, winner, todo, budget, pool, jobs, told)
             verified = tuple(contest.checked[winner, contest.replicas[winner]])
             found = evidence(case, winner, contest.replicas[winner], pool, verified, draws, told)
+            other = limits(case, searched, todo, contest, winner, budget, pool, jobs, told)
+            known = Ladder(case, winner, contest.replicas[winner], pool, jobs, told)
+            known.weighed(contest.replicas[winner], found.headroom)
+            if growth is not None:
+                more = grown(known, growth, months)
+            if own is not None:
+                calm = replace(case, base=steady(base, scenario, own[1]))
+                ladder = Ladder(calm, winner, contest.replicas[winner], pool, jobs, told)
+                daily = day(case, winner, own[0], ladder, pool, own[1])
+            elif hours is not None:
+                daily = day(case, winner, hours, known, pool, None)
     searched.outcomes += contest.outcomes.values()
     replicas = contest.replicas[winner] if winner is not None else 0
     return Plan(
         scenario=scenario,
         requirements=requirements,
-        prices=prices,
-        price_source=price_source,
+        rent=rent,
+        budget=budget,
         searched=searched,
         winner=None if winner is None else contest.outcomes[winner],
         replicas=replicas,
-        spare=spare,
-        runner_up=None if runner_up is None else contest.outcomes[runner_up],
+        runner_up=None if runner_up is None else contest.outcome(runner_up),
         closest=None if winner is not None else _closest(searched, requirements),
         evidence=found,
         raised=0 if winner is None else replicas - contest.outcomes[winner].replicas,
         rate=rate_of(setup_of(base, todo[0].candidate).requests) if todo else None,
         one_course=contest.one_course,
-        starts=() if winner is None else _starts(base, winner, replicas + spare),
+        starts=() if winner is None else _starts(base, winner, replicas + rent.spare),
+        limits=other,
+        growth=more,
+        day=daily,
     )
 
 
-class _Contest:
-    """Who meets the requirements in the search, by what it costs, and with how many replicas it does on fresh seeds."""
-
-    def __init__(self, case: Case, prices: Mapping[str, float], spare: int, outcomes: Iterable[Outcome]) -> None:
-        self._case, self._prices, self._spare = case, prices, spare
-        self.outcomes: dict[Candidate, Outcome] = {}
-        self.replicas: dict[Candidate, int] = {}  # of those that are in it
-        self.checked: dict[tuple[Candidate, int], list[Trial]] = {}
-        self.one_course = False
-        self.add(outcomes)
-
-    def add(self, outcomes: Iterable[Outcome]) -> None:
-        """What a search has found."""
-        for outcome in outcomes:
-            self.outcomes[outcome.candidate] = outcome
-            if outcome.status == MEETS:
-                self.replicas[outcome.candidate] = outcome.replicas
-
-    def knows(self, candidate: Candidate) -> bool:
-        """Whether the search found how many replicas it takes."""
-        return self.outcomes[candidate].status == MEETS
-
-    def raised(self, candidate: Candidate) -> bool:
-        """Whether it takes more than the search said."""
-        return self.replicas[candidate] > self.outcomes[candidate].replicas
-
-    def price(self, candidate: Candidate) -> float:
-        """Dollars per hour, spare replicas included."""
-        return self._prices[candidate.gpu] * candidate.gpus * (self.replicas[candidate] + self._spare)
-
-    def cheapest(self, among: Callable[[Candidate], bool]) -> Candidate | None:
-        """Of those that are in it."""
-        return min(filter(among, self.replicas), key=lambda c: (self.price(c), str(c)), default=None)
-
-    def winner(self, pool: Executor, told: Told) -> Candidate | None:
-        """The cheapest one that meets everything on fresh seeds: who does not gets more replicas, or drops out."""
-        while (candidate := self.cheapest(lambda _: True)) is not None:
-            told("verified", len(self.checked), len(self.checked) + 1)
-            replicas = self.replicas[candidate]
-            if (candidate, replicas) not in self.checked:
-                self.checked[candidate, replicas] = self._check(candidate, replicas, pool)
-            if all(trial.meets(self._case.requirements) for trial in self.checked[candidate, replicas]):
-                return candidate
-            replicas += max(1, replicas // 10)
-            tried = sum(other == candidate for other, _ in self.checked)
-            if tried == ATTEMPTS or replicas * candidate.gpus > self._case.most:
-                del self.replicas[candidate]
-            else:
-                self.replicas[candidate] = replicas
-        return None
-
-    def _check(self, candidate: Candidate, replicas: int, pool: Executor) -> list[Trial]:
-        setup = setup_of(self._case.base, candidate, replicas)
-        self.one_course = fingerprint(fresh(setup, FRESH_SEED, 0)) == fingerprint(setup)
-        trial = self.outcomes[candidate].trial
-        if self.one_course and trial is not None and trial.replicas == replicas:
-            return [trial]
-        seeds = range(FRESH_SEED, FRESH_SEED + (1 if self.one_course else SEEDS))
-        runs = [pool.submit(verify, self._case, candidate, replicas, seed) for seed in seeds]
-        return [run.result() for run in runs]
+def question(
+    path: str | Path,
+    slo: Iterable[str],
+    overrides: Iterable[str] | Mapping[str, object],
+    rent: Rent,
+    gpus: Iterable[str],
+    settings: Mapping[str, list[Any]] | None,
+    tps: Iterable[int],
+    pps: Iterable[int],
+    splits: Iterable[tuple[int, int] | None],
+) -> tuple[Case, list[Candidate], Scenario]:
+    """What `plan` is asked: what all candidates have in common, and the candidates. Raises ServecastError."""
+    base = Base.of(path, overrides)
+    scenario = scenario_of(base.file({}))
+    requirements = requirements_of(scenario, slo)
+    chosen = list(gpus) or default_gpus(rent.prices)
+    known_gpus(chosen)
+    if lacking := [gpu for gpu in chosen if gpu not in rent.prices]:
+        raise ServecastError(
+            f"--gpus: {one_of(lacking)} has no price in {rent.source}; give one with --price {lacking[0]}=2.50 "
+            f"(dollars per GPU-hour), or other prices; priced: {one_of(sorted(rent.prices))}"
+        )
+    tried = limits_of(scenario) if settings is None else settings
+    every = list(candidates(scenario, chosen, tried, tps=tps, pps=pps, splits=splits))
+    return Case(base, requirements, rent), every, scenario
 
 
 def _starts(base: Base, candidate: Candidate, replicas: int) -> tuple[str, ...]:

@@ -3,12 +3,11 @@ what is known to do is not simulated at all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import ceil
 from multiprocessing import get_context
 
 from servecast.errors import ServecastError
@@ -68,20 +67,17 @@ def survey(
 def search(
     case: Case,
     todo: Iterable[Outcome],
-    prices: Mapping[str, float],
     pool: ProcessPoolExecutor,
     jobs: int,
     *,
     budget: float | None = None,
-    spare: int = 0,
     told: Told = lambda what, done, total: None,
 ) -> list[Outcome]:
-    """What becomes of those that may be: the ones that may be the cheapest are simulated. `prices` are dollars per
-    GPU-hour, `budget` dollars per hour at most, for `spare` replicas beside those that are needed; `told(what, done, in
-    all)` hears how far it is."""
+    """What becomes of those that may be: the ones that may be the cheapest are simulated. `budget`: dollars
+    per hour at most; `told(what, done, in all)` hears how far it is."""
 
     def price(candidate: Candidate, replicas: int) -> float:
-        return prices[candidate.gpu] * candidate.gpus * (replicas + spare)
+        return case.rent.price(candidate, replicas + case.rent.spare)
 
     ranked = sorted(todo, key=lambda o: (price(o.candidate, o.guess), o.candidate.gpus, str(o.candidate)))
     found = list[Outcome]()
@@ -91,10 +87,7 @@ def search(
 
     def below(candidate: Candidate) -> int | None:
         """Replicas from which on it is no cheaper than what is known; None while nothing is."""
-        if best == float("inf"):
-            return None
-        each = price(candidate, 1 - spare)
-        return max(0, ceil(best / each - 1e-9) - spare)
+        return None if best == float("inf") else case.rent.affords(candidate, best) + 1
 
     while True:
         while len(running) < jobs and (head := next(waiting, None)) is not None:

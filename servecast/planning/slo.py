@@ -15,7 +15,8 @@ from workloads.units import parse_duration
 if TYPE_CHECKING:
     from servecast.run import Result
 
-COLUMNS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "queue": "queue_s"}
+COLUMNS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "queue": "queue_s", "gap": "longest_gap_s",
+           "answer": "first_answer_s"}  # fmt: skip
 METRICS = (*COLUMNS, "itl", "goodput")
 _ONE = re.compile(
     r"\s*(?:(?P<group>[^:<>]+):)?\s*(?:(?P<stat>[a-z]+[0-9.]*)\s+)?(?P<metric>[a-z0-9]+)\s*"

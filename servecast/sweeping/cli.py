@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from servecast.arguments import scenario_argument, set_option
+from servecast.arguments import intervals_option, scenario_argument, set_option
 from servecast.errors import ServecastError
 from servecast.output import PARTIAL
 
@@ -31,6 +31,7 @@ EVERY_S = 60.0
 )
 @set_option
 @click.option("--seeds", type=int, default=1, metavar="N", help="Run every point under N seeds. [default: 1]")
+@intervals_option("Also run every point under so many draws of the model's error, the same for all.")
 @click.option("--sample", "samples", type=int, metavar="N", help="Run N points of the space, not all combinations.")
 @click.option(
     "--sampler",
@@ -57,6 +58,7 @@ def sweep(
     vary: tuple[str, ...],
     overrides: tuple[str, ...],
     seeds: int,
+    intervals: int | None,
     samples: int | None,
     sampler: str,
     workers: int | None,
@@ -72,7 +74,7 @@ def sweep(
 
     \b
     servecast sweep scenario.yaml --vary cluster.gpu=h100-sxm,b200-sxm --vary engine.max_num_seqs=32,64,128
-    servecast sweep scenario.yaml --vary workload.arrivals.rate=2:20:10 --seeds 3
+    servecast sweep scenario.yaml --vary workload.arrivals.rate=2:20:10 --seeds 3 --intervals
     servecast sweep scenario.yaml --vary workload.arrivals.rate=2:20 --vary cluster.tp=1,2,4 --sample 64
     """
     from servecast.sweeping.sweep import sweep as run_all
@@ -81,8 +83,8 @@ def sweep(
     show, close = _progress()
     try:
         swept = run_all(
-            scenario, vary, folder, overrides=overrides, seeds=seeds, samples=samples, sampler=sampler,  # type: ignore[arg-type]
-            backend=backend, workers=workers, address=address, told=show,
+            scenario, vary, folder, overrides=overrides, seeds=seeds, intervals=intervals or 0, samples=samples,
+            sampler=sampler, backend=backend, workers=workers, address=address, told=show,  # type: ignore[arg-type]
             ask=(lambda estimate: True) if yes else _ask,
         )  # fmt: skip
     except KeyboardInterrupt:

@@ -44,6 +44,11 @@ class Base:
             overrides = [overrides]
         return cls(read_text(Path(path)), Path(path).absolute(), Path.cwd(), tuple(overrides))
 
+    @property
+    def first_seed(self) -> int:
+        """The scenario's own."""
+        return int(_parsed(self).data.get("seed", 0))
+
     def file(self, point: Mapping[str, Any]) -> YamlFile:
         """What a run's scenario file would hold. Raises ServecastError."""
         known = _parsed(self)
@@ -69,13 +74,14 @@ def _parsed(base: Base) -> YamlFile:
 @dataclass(frozen=True, slots=True)
 class Task:
     """A run that is to be done. `id` is a hash of all that it follows from, `number` counts points, `columns` has the
-    point's values as they stand in the table."""
+    point's values as they stand in the table. `draw` counts those of the model's error; 0 is the forecast itself."""
 
     id: str
     number: int
     seed: int
     point: Point
     columns: Mapping[str, Any]
+    draw: int = 0
 
 
 def columns_of(axes: Iterable[Axis]) -> dict[str, type]:
@@ -91,31 +97,40 @@ def columns_of(axes: Iterable[Axis]) -> dict[str, type]:
 
 
 def tasks_of(
-    base: Base, axes: tuple[Axis, ...], points: Iterable[Point], seeds: Iterable[int]
+    base: Base, axes: tuple[Axis, ...], points: Iterable[Point], seeds: Iterable[int], draws: int = 0
 ) -> tuple[list[Task], int]:
-    """A task for every point and seed, each only once; and how many points came again."""
+    """A task for every point and seed, and then for every draw of them, each only once; and how many points came again.
+    A sweep that is stopped has had its first draws for all points."""
     types, seeds = columns_of(axes), tuple(seeds)
     beginning = json.dumps([version("servecast"), _parsed(base).data], default=str, sort_keys=True)
     begun = sha256(beginning.encode())
+
+    def id_of(point: Point, *which: int) -> str:
+        # Which changes are made to which scenario says what it comes to, without the work of resolving it.
+        whole = begun.copy()
+        whole.update(json.dumps([list(point.items()), *which], default=str).encode())
+        return whole.hexdigest()[:16]
+
     found: dict[str, Task] = {}
     again = 0
     for number, point in enumerate(points):
         columns = {key: label(value) if types[key] is str else types[key](value) for key, value in point.items()}
         fresh = False
         for seed in (point["seed"],) if "seed" in point else seeds:
-            # Which changes are made to which scenario says what it comes to, without the work of resolving it.
-            whole = begun.copy()
-            whole.update(json.dumps([list(point.items()), seed], default=str).encode())
-            task = Task(whole.hexdigest()[:16], number, seed, point, columns)
+            task = Task(id_of(point, seed), number, seed, point, columns)
             fresh |= task.id not in found
             found.setdefault(task.id, task)
         again += not fresh
-    return list(found.values()), again
+    tasks = list(found.values())
+    for draw in range(1, draws + 1):
+        tasks += [replace(task, id=id_of(task.point, task.seed, draw), draw=draw) for task in found.values()]
+    return tasks, again
 
 
 def run(base: Base, task: Task) -> Row:
     """Simulate, and say what came of it; whatever goes wrong is in the row."""
     from servecast.errors import ServecastError
+    from servecast.intervals import under
     from servecast.run import simulate
     from servecast.setup import set_up
 
@@ -124,6 +139,8 @@ def run(base: Base, task: Task) -> Row:
         setup = set_up(base.scenario(task.point | {"seed": task.seed}))
         resolved = json.dumps(setup.resolved(), default=str, sort_keys=True)
         status = FAILED
+        if task.draw:  # the same one for all seeds
+            setup = under(setup, task.draw, base.first_seed)
         result = simulate(setup)
         row |= {"status": DONE, "scenario": sha256(resolved.encode()).hexdigest()[:16]}
         row |= figures(result.summary()) | {"undecided": result.saturation.undecided}
@@ -140,7 +157,8 @@ def lost(task: Task, why: str) -> Row:
 
 
 def _begun(task: Task) -> Row:
-    return {"id": task.id, "point": task.number, "seed": task.seed, **task.columns, "error": None}
+    known = {"id": task.id, "point": task.number, "seed": task.seed, "draw": task.draw}
+    return known | {**task.columns, "error": None}
 
 
 def figures(summary: Mapping[str, Any]) -> dict[str, Any]:

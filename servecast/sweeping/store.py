@@ -74,10 +74,7 @@ class Store:
         self._rows.mkdir(exist_ok=True)
         for left in self._rows.glob("*.part"):
             left.unlink()
-        if not file.exists():
-            part = file.with_suffix(".part")
-            part.write_text(text, encoding="utf-8")
-            part.replace(file)
+        self.save(file.name, text)
         self._forget_failed()
 
     def _forget_failed(self) -> None:
@@ -113,10 +110,13 @@ class Store:
         self._written = time.monotonic()
 
     def rows(self) -> pl.DataFrame:
-        """All rows, each once, by point and seed."""
+        """All rows, each once, by point, seed and draw."""
+        import polars as pl
+
         self.flush()
         tables = [_read(file) for file in self._files()]
-        return _together([self._table([]), *tables]).unique("id", keep="first").sort("point", "seed", "id")
+        rows = _together([self._table([]), *tables]).unique("id", keep="first")
+        return rows.with_columns(pl.col("draw").fill_null(0)).sort("point", "seed", "draw", "id")  # older ones lack it
 
     def ids(self) -> set[str]:
         """The runs that are there."""
@@ -156,7 +156,7 @@ class Store:
         import polars as pl
 
         kinds = {int: pl.Int64, float: pl.Float64, bool: pl.Boolean, str: pl.String}
-        known: dict[str, Any] = {"id": pl.String, "point": pl.Int64, "seed": pl.Int64}
+        known: dict[str, Any] = {"id": pl.String, "point": pl.Int64, "seed": pl.Int64, "draw": pl.Int64}
         known |= {key: kinds[kind] for key, kind in self._types.items()}
         known |= {"status": pl.String, "error": pl.String, "scenario": pl.String, "wall_s": pl.Float64}
         for name in dict.fromkeys(name for row in rows for name in row):
@@ -212,7 +212,8 @@ def _differences(file: Path, facts: dict[str, Any]) -> list[str]:
         assert isinstance(there, dict)
     except (ValueError, AssertionError):
         return [f"{file.name} is not one of ours"]
-    for written in ("path", "text"):  # where it lies and how it is written changes no result
+    # Where it lies and how it is written changes no result, and how many draws there are none of those that there are.
+    for written in ("path", "text", "intervals"):
         there.pop(written, None)
         facts.pop(written, None)
     return _unlike("", there, facts)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.sweeping.points import Shown, Swept
+from servecast.arguments import DRAWS, wrong_draws
 from servecast.errors import ServecastError, nearest, one_of
 from servecast.sweeping.axes import Axis, Sampler, axes_of, grid, label, sample
 from servecast.sweeping.backends import BACKENDS, Rows, cores
@@ -62,6 +63,7 @@ def sweep(
     *,
     overrides: Iterable[str] | Mapping[str, object] = (),
     seeds: int = 1,
+    intervals: int = 0,
     samples: int | None = None,
     sampler: Sampler = "latin-hypercube",
     backend: str = "local",
@@ -74,15 +76,16 @@ def sweep(
 
     `vary`: `"engine.max_num_seqs=64,128"` or `"workload.arrivals.rate=2:20:10"` texts, or a mapping from key path to a
     list of values or the text of a range. All combinations are run, or `samples` points drawn from them, each under
-    `seeds` seeds from the scenario's own upwards, the same for all points. What the folder has already is not run
-    again. `backend` is local (with so many `workers`, by default one a core), dask or ray (at `address`, or a cluster
-    of their own on this machine). `told` hears of progress; `ask` is asked before more than a thousand runs.
+    `seeds` seeds from the scenario's own upwards, the same for all points; and all that again under `intervals` draws
+    of the model's error (`servecast.intervals`), the same for all points and seeds. What the folder has already is not
+    run again. `backend` is local (with so many `workers`, by default one a core), dask or ray (at `address`, or a
+    cluster of their own on this machine). `told` hears of progress; `ask` is asked before more than a thousand runs.
 
     Runs that break, and points that make no valid scenario, are rows with their error. Ctrl-C ends it early, with
     `complete` False. Raises ServecastError for whatever cannot be begun, and where no run has a result.
     """
     base = Base.of(scenario, overrides)
-    axes, tasks, again = _planned(base, vary, seeds, samples, sampler)
+    axes, tasks, again = _planned(base, vary, seeds, intervals, samples, sampler)
     if backend not in BACKENDS:
         raise ServecastError(f"--backend: unknown {backend!r}{nearest(backend, BACKENDS)}; {one_of(BACKENDS)}")
     facts = {
@@ -93,6 +96,7 @@ def sweep(
         "vary": {axis.name: axis.text for axis in axes},
         "sample": None if samples is None else f"{samples} points, {sampler}",
         "seeds": seeds,
+        "intervals": intervals,
         "files": fingerprints(base, axes),
     }
     complete = True
@@ -111,24 +115,31 @@ def sweep(
                     told(progress)
         except KeyboardInterrupt:
             complete = False
-        swept = _swept(base, axes, store, len(tasks), seeds, again, complete)
+        swept = _swept(base, axes, store, len(tasks), seeds, intervals, again, complete)
         _save(swept, store)
     return swept
 
 
 def _planned(
-    base: Base, vary: Iterable[str] | Mapping[str, Any], seeds: int, samples: int | None, sampler: Sampler
+    base: Base,
+    vary: Iterable[str] | Mapping[str, Any],
+    seeds: int,
+    intervals: int,
+    samples: int | None,
+    sampler: Sampler,
 ) -> tuple[tuple[Axis, ...], list[Task], int]:
     """Axes, runs, and how many points came twice; all that is wrong with them, before anything runs."""
     axes = axes_of(vary, sampled=samples is not None)
     if not 1 <= seeds <= MAX_SEEDS:
         raise ServecastError(f"--seeds: {seeds:,} is not a number of seeds from 1 to {MAX_SEEDS:,}")
+    if intervals and intervals not in DRAWS:
+        raise ServecastError(f"--intervals: {wrong_draws(intervals)}")
     if seeds > 1 and any("seed" in axis.keys for axis in axes):
         raise ServecastError("--seeds: the seed is varied too; take one of --seeds and --vary seed=...")
     points = grid(axes) if samples is None else sample(axes, samples, sampler)
     check_axes(base, axes)
-    first = base.file({}).data.get("seed", 0)
-    tasks, again = tasks_of(base, axes, points, range(first, first + seeds))
+    first = base.first_seed
+    tasks, again = tasks_of(base, axes, points, range(first, first + seeds), intervals)
     return axes, tasks, again
 
 
@@ -169,9 +180,16 @@ def _asked(
 
 
 def _swept(
-    base: Base, axes: tuple[Axis, ...], store: Store, total: int, seeds: int, again: int, complete: bool
+    base: Base,
+    axes: tuple[Axis, ...],
+    store: Store,
+    total: int,
+    seeds: int,
+    intervals: int,
+    again: int,
+    complete: bool,
 ) -> Swept:
-    data, kinds = base.file({}).data, columns_of(axes)
+    data, kinds, rows = base.file({}).data, columns_of(axes), store.rows()
     shown = tuple(
         Shown(key, None if axis.span is not None or kinds[key] is not str else tuple(dict.fromkeys(map(label, values))))
         for axis in axes
@@ -181,9 +199,10 @@ def _swept(
         title=str(data.get("name") or base.path.stem),
         axes=shown,
         texts=tuple((axis.name, axis.text) for axis in axes),
-        rows=store.rows(),
+        rows=rows.filter(rows["draw"] <= intervals),  # an earlier call may have asked for more
         total=total,
         seeds=seeds,
+        draws=intervals,
         again=again,
         complete=complete,
         version=version("servecast"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,15 @@ def figures_drawn(html: str, folder: Path) -> int:
     return _opened(html, folder).count('<div class="plot-container plotly"')
 
 
-def dom(html: str, folder: Path, name: str) -> str:
-    """What the page's own script left in `document.body.dataset`, under that name; otherwise the same."""
+def dom(html: str, folder: Path, name: str, width: int = 1280) -> str:
+    """What the page's own script left in `document.body.dataset`, under that name; otherwise the same. `width`: of the
+    screen in pixels; headless Chromium has no window below 500, so that the page is then in a frame of that width."""
+    if width < 500:
+        inner = escape(html)
+        html = f"""<!DOCTYPE html><body>
+<iframe srcdoc="{inner}" style="width: {width}px; height: 2400px; border: 0"></iframe>
+<script>setInterval(() => Object.assign(document.body.dataset,
+  document.querySelector("iframe").contentDocument?.body?.dataset), 100);</script></body>"""
     found = re.search(rf'<body[^>]* data-{name}="([^"]*)"', _opened(html, folder))
     assert found, "the script did not come to its end"
     return unescape(found[1])

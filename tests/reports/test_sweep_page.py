@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from reports.sweeping import figures, words
 from reports.sweeping.json import sweep_json
 from reports.sweeping.levels import levels
 from reports.sweeping.page import sweep_html
-from reports.sweeping.points import INTERACTIVITY, THROUGHPUT, TTFT, Shown, Swept, unbeaten
+from reports.sweeping.points import FRONTS, INTERACTIVITY, THROUGHPUT, TTFT, Shown, Swept, unbeaten
 from reports.sweeping.terminal import print_sweep
 from tests.reports.browser import dom, figures_drawn
 
@@ -34,7 +35,7 @@ def row(number: int, seed: int = 1, **facts: Any) -> dict[str, Any]:
     """A run that is done: the more requests, the more throughput and the longer everything takes."""
     load = 1.0 + number
     known: dict[str, Any] = {
-        "id": f"{number}-{seed}", "point": number, "seed": seed, "status": "done", "error": None,
+        "id": f"{number}-{seed}", "point": number, "seed": seed, "draw": 0, "status": "done", "error": None,
         "scenario": f"{number}-{seed}", "wall_s": 0.1, "saturated": False, "undecided": False,
         THROUGHPUT: 100 * load + seed, INTERACTIVITY: 200 / load, TTFT: 20 * load, "p99_ttft_ms": 90 * load,
         "p99_tpot_ms": 5 * load, "p99_e2el_ms": 900 * load, "request_throughput": load, "slo_attainment": 1 / load,
@@ -47,7 +48,7 @@ def swept(rows: list[dict[str, Any]], axes: tuple[Shown, ...] | None = None, **f
     axes = axes or (Shown(RATE, None), Shown(GPU, GPUS))
     known: dict[str, Any] = {
         "title": "chat", "texts": tuple((axis.key, "some values") for axis in axes), "total": len(rows), "seeds": 1,
-        "again": 0, "complete": True, "version": "0.1.0", "scenario": "name: chat",
+        "draws": 0, "again": 0, "complete": True, "version": "0.1.0", "scenario": "name: chat",
     }  # fmt: skip
     return Swept(axes=axes, rows=pl.DataFrame(rows, infer_schema_length=None), **(known | facts))
 
@@ -58,6 +59,19 @@ def grid(count: int = 12, seeds: int = 1, **facts: Any) -> list[dict[str, Any]]:
         for i in range(count)
         for seed in range(1, seeds + 1)
     ]
+
+
+def drawn(rows: list[dict[str, Any]], draws: int = 10, but: Callable[[int, int], dict[str, Any]] | None = None) -> Any:
+    """The rows and their draws: draw d scales all figures of all points alike, by up to 1.1; `but` gives the facts of a
+    point (its number) in a draw that are others."""
+    found = list(rows)
+    for d in range(1, draws + 1):
+        by = 0.9 + 0.2 * d / draws
+        for r in rows:
+            facts = {key: by * r[key] for key in (THROUGHPUT, INTERACTIVITY, TTFT, "p99_ttft_ms") if r[key] is not None}
+            more = {} if but is None else but(r["point"], d)
+            found.append(r | {"id": f"{r['id']}-{d}", "draw": d} | facts | more)
+    return swept(found, draws=draws)
 
 
 def many(count: int) -> Swept:
@@ -80,6 +94,15 @@ def many(count: int) -> Swept:
     )
     made = swept([row(0, **{RATE: 1.0, GPU: "l40s"})], axes, total=count)
     return Swept(**{name: getattr(made, name) for name in made.__dataclass_fields__} | {"rows": rows})
+
+
+def many_drawn(count: int, draws: int) -> Swept:
+    found = many(count)
+    rows = [found.rows, *(found.rows.with_columns(
+        pl.lit(d).cast(pl.Int64).alias("draw"), pl.format("{}-{}", "id", pl.lit(d)).alias("id"),
+        *(pl.col(key) * (1 + 0.01 * d) for key in (THROUGHPUT, INTERACTIVITY, TTFT, "p99_ttft_ms", "p99_tpot_ms")),
+    ) for d in range(1, draws + 1))]  # fmt: skip
+    return replace(found, rows=pl.concat(rows), draws=draws)
 
 
 def only(status: str) -> list[dict[str, Any]]:
@@ -116,6 +139,11 @@ CASES: dict[str, Callable[[], Swept]] = {
         texts=((EVIL, EVIL),),
     ),
     "many": lambda: many(5000),
+    "draws": lambda: drawn(grid(), but=lambda point, d: {"saturated": point == 5 and d < 4}),
+    "draws, undefined": lambda: drawn(grid(**{INTERACTIVITY: None, "p99_tpot_ms": None})),
+    "draws, all saturated": lambda: drawn(grid(saturated=True)),
+    "draws, too few yet": lambda: drawn(grid(), 4),
+    "draws of many": lambda: many_drawn(3000, 5),
 }  # fmt: skip
 
 
@@ -153,6 +181,78 @@ def test_points_are_means_over_seeds_and_saturated_if_one_is() -> None:
     assert points["saturated"].to_list() == [False, True] + [False] * 10
     first = points.row(0, named=True)
     assert (first[THROUGHPUT], first[f"{THROUGHPUT}_low"], first[f"{THROUGHPUT}_high"]) == (102, 101, 103)
+
+
+def test_ranges_are_the_central_share_of_the_draws() -> None:
+    points = drawn(grid(), 10).points
+    factors = 0.9 + 0.2 * np.arange(1, 11) / 10
+    for point in points.iter_rows(named=True):
+        for key in (THROUGHPUT, TTFT):
+            assert point[f"{key}_under_error"] == pytest.approx(np.quantile(point[key] * factors, [0.1, 0.9]))
+    assert points[THROUGHPUT].to_list() == swept(grid()).points[THROUGHPUT].to_list(), "draws are in no mean"
+    assert CASES["draws, undefined"]().points[TTFT].null_count() == 0
+    assert f"{INTERACTIVITY}_under_error" not in CASES["draws, undefined"]().columns
+
+
+def test_an_error_that_all_have_alike_leaves_fronts_and_order_alone() -> None:
+    """Though their ranges overlap."""
+    found = drawn(grid())
+    assert found.points[f"{THROUGHPUT}_under_error"][11][0] < found.points[f"{THROUGHPUT}_under_error"][10][1]
+    for against in FRONTS:
+        assert set(found.front(against)[f"{against}_front_under_error"]) == {10}
+        _, rows, _ = words.front_rows(found, against, 20)
+        assert [row[-1] for row in rows] == ["both"] * 11 + [""]
+    assert found.rivals(THROUGHPUT, True, found.best(THROUGHPUT, True) or {}).height == 0
+    assert "No other one gives as much" in words.answer(found)[1]
+
+
+def test_fronts_are_counted_draw_by_draw() -> None:
+    """Point 10 gives more than 11 in four of ten draws, and is as good in the other figures in three of these; point 4
+    piles up in two; 3 is told from 2 in TTFT only."""
+
+    def but(point: int, d: int) -> dict[str, Any]:
+        if point == 10 and d <= 4:
+            return {THROUGHPUT: 2000.0} | ({} if d == 4 else {INTERACTIVITY: 30.0, TTFT: 200.0})
+        if point == 11 and d == 4:
+            return {INTERACTIVITY: 1.0, TTFT: 1e4}
+        return {"saturated": point == 4 and d <= 2} | ({THROUGHPUT: 400.0} if point in (2, 3) and d % 2 else {})
+
+    found = drawn(grid(), but=but)
+    on = dict(zip(found.points["point"], found.points[f"{TTFT}_front_under_error"], strict=True))
+    assert (on[11], on[10], on[4], on[0]) == (6, 10, 8, 10)
+    assert found.points["saturated_under_error"].to_list() == [0, 0, 0, 0, 2] + [0] * 7
+    _, rows, _ = words.front_rows(found, TTFT, 20)
+    assert [row[-1] for row in rows[:2]] == ["TTFT p50", "both"]
+    assert rows[8][:2] == ["2", "h100-sxm"]
+    assert rows[8][-1] == "TTFT p50"
+    best = found.best(THROUGHPUT, True)
+    assert best is not None
+    assert found.rivals(THROUGHPUT, True, best)["point"].to_list() == [10]
+    assert "another one may give as much: rate 4, gpu l40s." in words.answer(found)[1]
+    assert "1 configuration of 12 keep up, but" in " ".join(words.counted(found))
+
+
+def test_neighbours_that_cannot_be_told_apart() -> None:
+    def swapped(point: int, d: int) -> dict[str, Any]:
+        if point not in (10, 11) or d % 2:
+            return {}
+        return {key: row(21 - point)[key] for key in (THROUGHPUT, INTERACTIVITY, TTFT)}
+
+    found = drawn(grid(), but=swapped)
+    _, rows, _ = words.front_rows(found, INTERACTIVITY, 20, brief=True)
+    assert [r[-1] for r in rows[:2]] == ["neither", "both"]
+    assert json.loads(sweep_json(found))["next_differs"][INTERACTIVITY][:2] == [[], [THROUGHPUT, INTERACTIVITY]]
+
+
+def test_draws_that_not_all_points_have_do_not_count() -> None:
+    found = drawn(grid(), 8)
+    partial = replace(found, rows=found.rows.filter((pl.col("draw") < 7) | (pl.col("point") != 3)))
+    assert partial.under_error is not None
+    assert partial.under_error.draws == 6
+    assert "6 of 8 draws have been run for all configurations." in words.counted(partial)
+    few = CASES["draws, too few yet"]()
+    assert few.under_error is None
+    assert "0 of 4 draws have been run for all configurations; ranges need 5." in words.counted(few)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -234,12 +334,12 @@ def test_levels() -> None:
 
 def test_figures_are_bounded_and_keep_the_fronts() -> None:
     found = CASES["many"]()
-    kept = figures.kept(found)
+    kept = figures.kept(found, figures.room(found))
     assert kept.height <= figures.POINTS
     assert found.fronts <= set(kept["point"])
 
 
-@pytest.mark.parametrize("name", ["grid", "one axis", "all saturated", "evil", "many"])
+@pytest.mark.parametrize("name", ["grid", "one axis", "all saturated", "evil", "many", "draws"])
 def test_in_a_browser(name: str, tmp_path: Path) -> None:
     found = CASES[name]()
     page = sweep_html(found)
@@ -292,6 +392,24 @@ def test_filters_and_hover_in_a_browser(tmp_path: Path) -> None:
     assert said[11] == 11
     assert said[12:15] == ["1", "4", 12]
     assert re.fullmatch(r"rate \d.*gpu h100-sxm.*Output \(tokens/s/GPU\) \d+.*", said[15])
+
+
+def test_ranges_in_a_browser(tmp_path: Path) -> None:
+    """In the cells, in the hover; what is saturated in some draws still keeps up."""
+    page = sweep_html(CASES["draws"]())
+    act = """
+    const cells = (i) => [...document.querySelectorAll("#table tbody tr")[i].children].map((c) => c.innerText);
+    const said = [cells(0)[2], cells(0).slice(-2).join(), document.querySelectorAll("tr.unsteady").length];
+    find("steady").click();
+    said.push(document.querySelectorAll("#table tbody tr").length);
+    find("steady").click();
+    said.push(hover(5));
+    document.body.dataset.said = JSON.stringify(said);
+    """
+    said = json.loads(dom(page.replace("</body>", f"<script>{act}</script></body>"), tmp_path, "said"))
+    assert said[:4] == ["1,201\n1,127–1,300", "10,10", 0, 12]
+    assert "Output (tokens/s/GPU) <b>601</b> (564–650)<br>" in said[4]
+    assert "Front by TTFT, of 10 <b>7</b><br>saturated in 3 of 10 draws" in said[4]
 
 
 def test_heat_maps_can_be_chosen_in_a_browser(tmp_path: Path) -> None:

@@ -11,18 +11,24 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reports.planning.page import plan_html
 from reports.planning.words import answer
 from servecast.cli import main
 from servecast.errors import ServecastError
+from servecast.planning import contest
 from servecast.planning.bounds import bound
 from servecast.planning.candidates import Candidate, candidates
-from servecast.planning.evidence import under
+from servecast.planning.contest import FRESH_SEED, Contest
+from servecast.planning.evidence import under, verify
 from servecast.planning.examine import FAILS, MEETS, Case, Outcome, Trial, examine, look, setup_of, trial_of
 from servecast.planning.facts import facts_of
+from servecast.planning.limits import _knowing
 from servecast.planning.load import scaled
-from servecast.planning.plan import _Contest, plan
+from servecast.planning.plan import plan
+from servecast.planning.rent import Rent
 from servecast.planning.search import search, survey
 from servecast.planning.slo import Requirement, parse_requirements
 from servecast.sweeping.runs import Base
@@ -37,6 +43,7 @@ SCENARIO: dict[str, Any] = {
     "cluster": {"gpu": "h100-sxm"},
     "workload": {"num_requests": 300, "arrivals": {"kind": "poisson", "rate": 30}, "lengths": fixed(800, 80)},
 }
+DAILY = "{kind: diurnal, rate: 5, peak_to_mean: 2}"
 REQUIRED = ("p90 ttft < 500ms, p90 tpot < 60ms",)
 
 
@@ -57,7 +64,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def case(path: Path, *required: str) -> Case:
-    return Case(Base.of(path), parse_requirements(required or REQUIRED), 64)
+    return Case(Base.of(path), parse_requirements(required or REQUIRED), Rent(PRICES, most=64))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +115,7 @@ def test_the_search_finds_what_trying_everything_finds(path: Path) -> None:
     """The cheapest configuration, and the fewest replicas of it, over all of them one by one."""
     here, all_of = case(path), list(candidates(Base.of(path).scenario({}), PRICES, {}, tps=(1, 2)))
     found, todo = survey(here, all_of, Here(), lambda *_: None)  # type: ignore[arg-type]
-    found.outcomes += search(here, todo, PRICES, Here(), 1)  # type: ignore[arg-type]
+    found.outcomes += search(here, todo, Here(), 1)  # type: ignore[arg-type]
     best = min((o for o in found.outcomes if o.status == MEETS), key=lambda o: PRICES[o.candidate.gpu] * o.gpus)
     price = PRICES[best.candidate.gpu] * best.gpus
     for candidate in all_of:
@@ -152,14 +159,13 @@ def test_a_candidate_that_fails_says_which_requirement_and_by_how_much(path: Pat
 def test_requests_that_no_deployment_serves_are_left_out(path: Path) -> None:
     """Longer than max_model_len: that is the scenario's business, whatever it runs on."""
     long = Base.of(path, ["workload.lengths.prompt={kind: uniform, low: 800, high: 4200}"])
-    here = Case(long, parse_requirements(REQUIRED), 64)
+    here = Case(long, parse_requirements(REQUIRED), Rent(PRICES, most=64))
     setup = setup_of(long, Candidate("h100-sxm"), 4)
     trial = trial_of(setup, here.requirements, 4)
     assert trial.too_long > 0
     assert not trial.hopeless
-    small = Case(
-        Base.of(path, ["engine.num_gpu_blocks_override=40", "engine.max_model_len=700"]), here.requirements, 64
-    )
+    few = ["engine.num_gpu_blocks_override=40", "engine.max_model_len=700"]
+    small = Case(Base.of(path, few), here.requirements, here.rent)
     assert trial_of(setup_of(small.base, Candidate("l40s")), small.requirements, 1).too_long == 300
 
 
@@ -187,12 +193,43 @@ def test_who_needs_more_replicas_on_fresh_seeds_may_no_longer_be_the_cheapest(
     cheap, dear = Candidate("l40s"), Candidate("a100-sxm")
     met = Trial(0, (0.1, 0.01), True)
     outcomes = [Outcome(cheap, MEETS, 4, trials=(replace(met, replicas=4),)), Outcome(dear, MEETS, 3, trials=(met,))]
-    contest = _Contest(here, PRICES, 0, outcomes)
+    those = Contest(here, outcomes)
     missed = Trial(0, (9.9, 9.9), True)
-    monkeypatch.setattr(contest, "_check", lambda who, n, pool: [met if who == dear or n >= 6 else missed])
-    assert contest.winner(Here(), lambda *_: None) == dear  # type: ignore[arg-type]
-    assert contest.replicas[cheap] == 5  # from which on it is dearer
-    assert contest.raised(cheap)
+    monkeypatch.setattr(those, "_check", lambda who, n, pool: [met if who == dear or n >= 6 else missed])
+    assert those.winner(Here(), lambda *_: None) == dear  # type: ignore[arg-type]
+    assert those.replicas[cheap] == 5  # from which on it is dearer
+    assert those.raised(cheap)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3), st.floats(0.5, 4)), min_size=1, max_size=8))
+@settings(max_examples=100, deadline=None)
+def test_who_was_left_out_for_a_price_that_fresh_seeds_raised_is_looked_at_again(
+    kinds: list[tuple[int, int, float]],
+) -> None:
+    """Each kind meets everything with so many replicas in the search, and takes so many more on fresh seeds."""
+    names = [Candidate(f"gpu-{i}") for i in range(len(kinds))]
+    rent = Rent({who.gpu: price for who, (_, _, price) in zip(names, kinds, strict=True)})
+    in_search = {who: n for who, (n, _, _) in zip(names, kinds, strict=True)}
+    needed = {who: n + more for who, (n, more, _) in zip(names, kinds, strict=True)}
+    here = Case(None, (), rent)  # type: ignore[arg-type]
+
+    def found(case: Case, todo: Any, pool: Any, jobs: int, budget: float | None = None, told: Any = None) -> Any:
+        best = float("inf") if budget is None else budget
+        for outcome in todo:
+            price = outcome.replicas * rent.prices[outcome.candidate.gpu]
+            yield replace(outcome, status=MEETS if price < best else "price")
+            best = min(best, price)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contest, "search", lambda *args, **more: list(found(*args, **more)))
+        patch.setattr(contest.Contest, "_check", lambda self, who, n, pool: [Trial(n, (), n >= needed[who])])
+        patch.setattr(Rent, "charged", lambda self, who, n: n)
+        patch.setattr(Rent, "affords", lambda self, who, below=None: 99)
+        todo = [Outcome(who, "", n) for who, n in in_search.items()]
+        seen, winner = contest.hunt(here, todo, None, None, 1, lambda *_: None)  # type: ignore[arg-type]
+    assert winner is not None
+    cheapest = min(rent.prices[who.gpu] * n for who, n in needed.items())
+    assert rent.prices[winner.gpu] * seen.replicas[winner] == pytest.approx(cheapest, rel=1e-5)
 
 
 def test_a_recorded_trace_is_its_only_check(path: Path, tmp_path: Path) -> None:
@@ -201,7 +238,7 @@ def test_a_recorded_trace_is_its_only_check(path: Path, tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}\n", encoding="utf-8")
     recorded = tmp_path / "recorded.yaml"
     recorded.write_text(dump_yaml(SCENARIO | {"workload": {"trace": "trace.csv"}}), encoding="utf-8")
-    found = plan(recorded, REQUIRED, gpus=["h100-sxm"], prices=PRICES, settings={}, tps=(1,), draws=0)
+    found = plan(recorded, REQUIRED, gpus=["h100-sxm"], rent=Rent(PRICES), settings={}, tps=(1,), draws=0)
     facts = facts_of(found)
     assert facts.one_course
     assert facts.verified_requests == 200
@@ -232,8 +269,7 @@ def test_splits_are_set_up_anew_for_every_number_of_units(path: Path) -> None:
 @pytest.fixture(scope="module")
 def found(path: Path) -> Any:
     return plan(
-        path, REQUIRED, gpus=["h100-sxm", "l40s"], prices=PRICES, price_source="a test", settings={}, tps=(1,),
-        draws=2, spare=1,
+        path, REQUIRED, gpus=["h100-sxm", "l40s"], rent=Rent(PRICES, "a test", spare=1), settings={}, tps=(1,), draws=2,
     )  # fmt: skip
 
 
@@ -250,6 +286,34 @@ def test_a_plan_is_verified_on_fresh_seeds_and_weighed(found: Any) -> None:
     assert facts.runner_up is not None
     assert facts.runner_up.gpu != facts.answer.gpu
     assert json.loads(json.dumps(facts.plain(), allow_nan=False))["counts"]
+
+
+def test_a_stricter_limit_costs_no_less_and_a_laxer_one_no_more(found: Any, path: Path) -> None:
+    half, twice = found.limits
+    assert [limit.requirement.limit for limit in found.limits] == [0.25, 1.0]
+    assert twice.candidate is not None
+    here = case(path)
+    for limit, sign in ((half, -1), (twice, 1)):
+        if limit.candidate is not None:
+            price = found.rent.price(limit.candidate, limit.replicas + 1)
+            assert sign * price <= sign * found.price_per_hour + 1e-6
+            there = replace(here, requirements=(limit.requirement, *here.requirements[1:]))
+            assert verify(there, limit.candidate, limit.replicas, FRESH_SEED).meets(there.requirements)
+
+
+def test_what_misses_a_limit_misses_a_stricter_one_too() -> None:
+    """One that was ended early says nothing of a laxer limit; one that misses another requirement does."""
+    strict, lax = parse_requirements(["p90 ttft < 250ms, p90 tpot < 60ms"]), parse_requirements(["p90 ttft < 1s"])
+    trials = (
+        Trial(2, (None, None), False),  # ended early
+        Trial(3, (0.8, 0.01), True, requests=300),
+        Trial(4, (0.2, 0.01), True, requests=300),
+    )
+    outcome = Outcome(Candidate("h100-sxm"), MEETS, 4, least=1, trials=trials)
+    assert _knowing(outcome, strict, 0.5).least == 4
+    assert _knowing(replace(outcome, trials=trials[:1]), lax, 2.0).least == 1
+    slow = Trial(5, (0.2, 0.09), True, requests=300)
+    assert _knowing(replace(outcome, trials=(slow,)), (*lax, strict[1]), 2.0).least == 6
 
 
 def test_more_traffic_than_the_headroom_breaks_it(found: Any, path: Path) -> None:
@@ -294,6 +358,10 @@ def test_requirements_that_nothing_meets_end_in_the_closest(path: Path, tmp_path
         (("--price", "h100-sxm=free"), "GPU=DOLLARS"),
         (("--vary", "cluster.tp=1,2"), "a plan finds the cluster"),
         (("--slo", "p99 ttft"), "not a requirement"),
+        (("--months", "3"), "Give --growth too"),
+        (("--growth", "10%/day"), "expected more traffic a month or a year"),
+        (("--day", "1,2"), "the relative rates of 24 hours"),
+        (("--day", ",".join(["1"] * 24), "--set", f"workload.arrivals={DAILY}"), "have a day of their own"),
     ],
 )
 def test_mistakes_are_said(path: Path, args: tuple[str, ...], said: str) -> None:
@@ -301,3 +369,9 @@ def test_mistakes_are_said(path: Path, args: tuple[str, ...], said: str) -> None
     assert done.exit_code == 2
     assert said in done.output
     assert "Traceback" not in done.output
+
+
+def test_limits_are_tried_of_an_engine_that_is_only_named(path: Path) -> None:
+    named = Base.of(path, ["engine=vllm-0.19"])
+    candidate = Candidate("h100-sxm", settings=(("engine.max_num_seqs", 64),))
+    assert setup_of(named, candidate).pools[0].engine.max_num_seqs == 64

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from click.testing import CliRunner, Result
@@ -89,6 +90,47 @@ def test_columns_have_types() -> None:
     assert set(rows["engine.scheduling_policy"]) == {"null", "fcfs"}
 
 
+def test_each_draw_is_that_of_run(counted: list[Any]) -> None:
+    """Row by row; what is shown are means over the seeds."""
+    found = small(TWO[:1], seeds=2, intervals=5)
+    assert len(counted) == 2 * 2 * (1 + 5)
+    for point, rate in enumerate((4, 8)):
+        scenario = servecast.load_scenario(QUICKSTART, {"workload.num_requests": 30, "workload.arrivals.rate": rate})
+        expected = servecast.predict_intervals(servecast.set_up(scenario), 5)
+        rows = found.rows.filter((found.rows["point"] == point) & (found.rows["draw"] > 0))
+        means = rows.group_by("draw").agg(pl.col("p50_ttft_ms").mean())["p50_ttft_ms"]
+        rows = rows.filter(rows["seed"] == scenario.seed)
+        assert rows["draw"].to_list() == [1, 2, 3, 4, 5]
+        for key in ("p50_ttft_ms", "p99_tpot_ms", "output_throughput"):
+            assert rows[key].to_list() == pytest.approx(expected.draws[key].tolist())
+        assert found.points["p50_ttft_ms_under_error"][point].to_list() == pytest.approx(np.quantile(means, [0.1, 0.9]))
+    assert found.points["runs"].to_list() == [2, 2]
+    assert found.points["p50_ttft_ms"].to_list() == small(TWO[:1], "plain", seeds=2).points["p50_ttft_ms"].to_list()
+    again = small(TWO[:1], "again", seeds=2, intervals=5, workers=2)
+    assert again.rows.drop("wall_s").equals(found.rows.drop("wall_s"))
+
+
+def test_draws_are_the_same_for_all_points() -> None:
+    """Routers among one replica: whatever differs between the points would be another error."""
+    rows = small(["cluster.router=random,round-robin,least-outstanding"], intervals=5).rows
+    columns = ["mean_ttft_ms", "p99_tpot_ms", "output_throughput"]
+    by_point = [rows.filter(rows["point"] == point).select("draw", *columns) for point in range(3)]
+    assert by_point[0].equals(by_point[1])
+    assert by_point[0].equals(by_point[2])
+    assert by_point[0]["p99_tpot_ms"].n_unique() == 6
+
+
+@pytest.mark.parametrize("how", [{"vary": ["engine.max_num_seqs=64"], "seeds": 2}, {"vary": ["seed=3,4"]}])
+def test_draws_are_the_same_for_all_seeds(how: dict[str, Any]) -> None:
+    """Of a recording, of which a seed changes nothing."""
+    lines = ["arrival_s,prompt_tokens,output_tokens", *(f"{i / 8},{100 + i},{10 + i}" for i in range(20))]
+    Path("t.csv").write_text("\n".join(lines), encoding="utf-8")
+    rows = small(overrides=[f"workload={{trace: {Path('t.csv').absolute()}}}"], intervals=5, **how).rows
+    one, other = (rows.filter(rows["seed"] == seed).select("draw", "p99_tpot_ms") for seed in set(rows["seed"]))
+    assert one.equals(other)
+    assert one["p99_tpot_ms"].n_unique() == 6
+
+
 def test_gpus_of_replicas_that_come_and_go_count_while_they_exist() -> None:
     summary = {"total_output_tokens": 600, "gpu_seconds": 30.0, "p50_tpot_ms": None, "completed": 3, "submitted": 4}
     found = figures(summary | {"gpus": 9, "duration": 10.0, "classes": {}})
@@ -117,6 +159,40 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(counted: list[Any]) -> No
     assert (whole.complete, whole.rows.height, len(counted)) == (True, 4, 4)
     assert len({json.dumps(run) for run in counted}) == 4
     assert whole.rows.drop("wall_s").equals(small(folder="fresh").rows.drop("wall_s"))
+
+
+def test_draws_go_on_where_they_stopped(counted: list[Any]) -> None:
+    """The first of all points before the second of any."""
+
+    def stop(progress: Progress) -> None:
+        if progress.done == 4 + 5 * 4 + 2:
+            raise KeyboardInterrupt
+
+    partial = small(intervals=7, told=stop)
+    assert (partial.complete, partial.rows.height, partial.total) == (False, 26, 32)
+    assert partial.under_error.draws == 5
+    whole = small(intervals=7)
+    assert (whole.complete, whole.rows.height, len(counted)) == (True, 32, 32)
+    assert whole.under_error.draws == 7
+    assert whole.rows["id"].n_unique() == 32
+
+
+def test_draws_are_added_to_a_folder_without_and_left_out_again(counted: list[Any]) -> None:
+    """Also to one whose rows know nothing of draws."""
+    plain = small()
+    (file,) = Path("out/rows").glob("*.parquet")
+    pl.read_parquet(file).drop("draw").write_parquet(file)
+    facts = json.loads(Path("out/sweep.json").read_text(encoding="utf-8"))
+    assert facts.pop("intervals") == 0
+    Path("out/sweep.json").write_text(json.dumps(facts), encoding="utf-8")
+    assert small(intervals=5).rows.height == 4 + 20
+    assert len(counted) == 24
+    assert small(intervals=6).rows.height == 4 + 24
+    assert len(counted) == 28
+    assert json.loads(Path("out/sweep.json").read_text(encoding="utf-8"))["intervals"] == 6
+    assert small().rows.equals(plain.rows)
+    assert len(counted) == 28
+    assert raw_rows().height == 28
 
 
 def test_rows_of_a_killed_sweep_that_are_there_twice_count_once() -> None:
@@ -186,10 +262,28 @@ def test_a_mistake_in_the_file_is_said_with_its_line(tmp_path: Path) -> None:
     assert re.search(r"s\.yaml:\d+: modle: unknown key", str(error.value))
 
 
-@pytest.mark.parametrize("how", [{"seeds": 0}, {"seeds": 2, "vary": ["seed=1,2"]}, {"backend": "slurm"}])
-def test_more_that_cannot_be(how: dict[str, Any]) -> None:
-    with pytest.raises(ServecastError, match=r"--seeds|--backend: unknown 'slurm'; local, dask, ray"):
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"seeds": 0}, "--seeds: 0 is not"),
+        ({"seeds": 2, "vary": ["seed=1,2"]}, "--seeds: the seed is varied too"),
+        ({"intervals": 4}, "--intervals: 4 is not a number of draws, 5 to 1000"),
+        ({"intervals": -1}, "--intervals: -1 is not a number of draws, 5 to 1000"),
+        ({"intervals": 1001}, "--intervals: 1001 is not a number of draws, 5 to 1000"),
+        ({"backend": "slurm"}, "--backend: unknown 'slurm'; local, dask, ray"),
+    ],
+)
+def test_more_that_cannot_be(how: dict[str, Any], said: str) -> None:
+    with pytest.raises(ServecastError, match=said):
         small(**how)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("value", ["4", "many", "1001", "7.5"])
+def test_numbers_of_draws_that_cannot_be(value: str) -> None:
+    out = call("--vary", "workload.arrivals.rate=1,2", "--intervals", value)
+    assert out.exit_code == 2
+    assert f"'{value}' is not a number of draws, 5 to 1000" in out.stderr
 
 
 def test_points_that_are_drawn_twice_run_once(counted: list[Any]) -> None:
@@ -301,6 +395,15 @@ def test_many_runs_are_asked_for_first(monkeypatch: pytest.MonkeyPatch, counted:
     assert len(counted) == 1  # the others were timed
 
 
+def test_draws_count_in_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Estimate] = []
+    monkeypatch.setattr(module, "MANY", 20)
+    small(intervals=5, ask=lambda estimate: not asked.append(estimate))  # type: ignore[func-returns-value]
+    small(["workload.arrivals.rate=1,2,3"], "fewer", intervals=5, ask=lambda estimate: False)
+    assert [estimate.runs for estimate in asked] == [4 + 4 * 5 - 3]
+    assert asked[0].disk_bytes == pytest.approx(module.REPORT_BYTES + module.ROW_BYTES * 21)
+
+
 def test_too_little_room_is_said_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MANY", 2)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1e6}))
@@ -334,6 +437,21 @@ def test_json_is_pure() -> None:
     assert found["runs"] == {"wanted": 4, "done": 4, "invalid": 0, "failed": 0}
     assert [point["runs"] for point in found["points"]] == [2, 2]
     assert set(found["fronts"]["interactivity"]) <= {0, 1}
+
+
+def test_draws_in_what_the_command_prints() -> None:
+    args = ("--vary", "workload.arrivals.rate=1,2", "--workers", 1, "--intervals", 5)
+    out = call(*args)
+    assert out.exit_code == 0, out.output
+    said = " ".join(out.stdout.split())
+    assert "2 configurations, 12 runs of 12, each under 5 draws of the model's error" in said
+    assert "Ranges hold the central 80% of 5 draws of the model's error" in said
+    found = json.loads(call(*args, "--json").stdout)
+    assert (found["intervals"], found["runs"]["done"]) == (5, 12)
+    for point in found["points"]:
+        low, high = point["p50_ttft_ms_under_error"]
+        assert 0 < low < high
+        assert 0 <= point["interactivity_front_under_error"] <= 5
 
 
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,81 @@
+"""Parts of a run's summary, each from the rows of its log. `sim.result` puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sim import metrics
+from sim.deployment import Deployment
+from sim.metrics import Distribution
+from sim.presence import Presence
+from sim.steplog import FAILED, FINISHED, UNFINISHED, Table
+
+
+def class_summary(mine: Table, limits: Mapping[str, float], duration_s: float) -> dict[str, Any]:
+    """Counts, latencies and goodput of the requests of one class, under the keys of the whole."""
+    outcome = mine["outcome"]
+    over = int((outcome != UNFINISHED).sum())
+    done = mine.where(np.isin(outcome, FINISHED))
+    tpot = metrics.tpot_s(done)
+    out: dict[str, Any] = {"submitted": mine.height, "completed": done.height}
+    out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
+    out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
+    out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
+    good = int(metrics.meets(done, limits).sum())
+    out["request_goodput"] = good / duration_s if limits and duration_s > 0 else None
+    out["slo_attainment"] = good / over if limits and over else None
+    return out
+
+
+def found_in_cache(rows: Table, deployment: Deployment) -> dict[str, Any]:
+    """Prompt tokens that were found in the prefix cache, of the requests that were admitted, and their share.
+
+    vLLM's counters `prefix_cache_hits` and `prefix_cache_queries` of requests that were not preempted, where one
+    that waits is counted once, as from 0.32 on. Each sample of a prompt asks for all of it.
+    """
+    admitted = rows.where(~np.isnan(rows["scheduled_s"]))
+    found = float(admitted["cached_tokens"].sum())
+    asked = float((admitted["prompt_tokens"] * admitted["samples"]).sum())
+    caching = any(pool.prefix_caching for pool in deployment.pools)
+    share = found / asked if asked and caching else None
+    return {"total_cached_tokens": int(found), "prefix_cache_hit_rate": share}
+
+
+def recomputed(rows: Table, steps: Table, preemptions: int) -> dict[str, Any]:
+    """Tokens that were computed again after preemptions (and, if there were such, failures), and their share of all
+    that were computed.
+
+    What prompts took in all, less what of each admitted one was not found in the cache. Fewer than there were only
+    where a request was given up, or the run stopped, within its prompt.
+    """
+    if not preemptions:
+        return {"recomputed_tokens": 0, "recomputed_fraction": 0.0}
+    prefill = float(steps["prefill_tokens"].sum())
+    admitted = rows.where(~np.isnan(rows["scheduled_s"]))
+    first = admitted["prompt_tokens"] * admitted["samples"] - admitted["cached_tokens"]
+    again = max(prefill - float(first.sum()), 0.0)
+    computed = prefill + float(np.dot(steps["decodes"], steps["steps"]))
+    return {"recomputed_tokens": int(again), "recomputed_fraction": again / computed if computed else 0.0}
+
+
+def came_and_went(
+    rows: Table, losses: Table, presence: Presence, deployment: Deployment, duration_s: float
+) -> dict[str, Any]:
+    """What became of replicas, and of requests with them: GPUs count while their replica exists."""
+    d = deployment
+    pools = [(pool.gpus, range(n, n + pool.replicas)) for pool, n in zip(d.pools, d.first, strict=False)]
+    existed = presence.seconds(range(d.replicas), duration_s)
+    failed = int((rows["outcome"] == FAILED).sum())
+    return {
+        "failed": failed,
+        "retries": losses.height - failed,
+        "lost_output_tokens": int(losses["output_tokens"].sum()),
+        **presence.happened(d.leaders),
+        "mean_replicas": existed / duration_s if duration_s else None,
+        "peak_replicas": presence.most(range(d.replicas)),
+        "gpus": sum(gpus * presence.most(numbers) for gpus, numbers in pools),
+        "gpu_seconds": sum(gpus * presence.seconds(numbers, duration_s) for gpus, numbers in pools),
+    }
