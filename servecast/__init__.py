@@ -16,6 +16,7 @@ from servecast.errors import ServecastError
 
 if TYPE_CHECKING:
     from servecast.comparing.compare import compare
+    from servecast.diagnosing.diagnose import diagnose
     from servecast.drawing import figures
     from servecast.explaining.explain import explain
     from servecast.exporting import export
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
     from servecast.validation.validate import validate
 
 __all__ = [
-    "Intervals", "Result", "Scenario", "ServecastError", "compare", "differing", "explain", "export", "figures",
-    "load_scenario", "plan", "predict_intervals", "serve_line", "set_up", "simulate", "sweep", "validate",
+    "Intervals", "Result", "Scenario", "ServecastError", "compare", "diagnose", "differing", "explain", "export",
+    "figures", "load_scenario", "plan", "predict_intervals", "serve_line", "set_up", "simulate", "sweep", "validate",
 ]  # fmt: skip
 
 _HOMES = {
     "export": "exporting",
     "Intervals": "intervals",
     "compare": "comparing.compare",
+    "diagnose": "diagnosing.diagnose",
     "explain": "explaining.explain",
     "figures": "drawing",
     "plan": "planning.plan",

@@ -17,6 +17,7 @@ from servecast.arguments import intervals_option, set_option
 from servecast.calibrate_cli import calibrate
 from servecast.comparing.cli import compare
 from servecast.conformance import cli as conformance
+from servecast.diagnosing.cli import diagnose
 from servecast.errors import ServecastError
 from servecast.explaining.cli import explain
 from servecast.export_cli import export
@@ -144,6 +145,7 @@ def list_(what: str) -> None:
         click.echo(line)
 
 
+main.add_command(diagnose)
 main.add_command(explain)
 main.add_command(memory)
 main.add_command(trace)

@@ -26,6 +26,8 @@ REPO = Path(__file__).parents[1]
 README = (REPO / "README.md").read_text(encoding="utf-8")
 SWEEPS = (REPO / "docs" / "sweeps.md").read_text(encoding="utf-8")
 EXPLAIN = (REPO / "docs" / "explain.md").read_text(encoding="utf-8")
+DIAGNOSE = (REPO / "docs" / "diagnose.md").read_text(encoding="utf-8")
+PAGES = (README, SWEEPS, EXPLAIN, DIAGNOSE)
 SCENARIOS = sorted((REPO / "scenarios").glob("*.yaml"))
 
 
@@ -35,7 +37,7 @@ def blocks(language, text=README):
 
 def commands():
     """Every `servecast ...` line of the shell blocks of the README and of some pages, and of scenarios' comments."""
-    lines = [line for text in (README, SWEEPS, EXPLAIN) for block in blocks("sh", text) for line in block.splitlines()]
+    lines = [line for text in PAGES for block in blocks("sh", text) for line in block.splitlines()]
     for path in SCENARIOS:
         lines += [line.removeprefix("#").strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return sorted({shlex.join(shlex.split(line, comments=True)) for line in lines if line.startswith("servecast ")})
@@ -55,7 +57,9 @@ def test_documented_commands(command):
         words = [word.replace("p99", "p80").replace("p95", "p80") for word in words]
         words += ["--gpus", "h100-sxm,l40s", "--tp", "1", "--vary", "engine.max_num_seqs=256", "--draws", "0"]
         words += ["--months", "3"] * ("--growth" in words)
-    if words[0] in ("run", "compare", "sweep", "plan"):
+    if words[0] == "diagnose":
+        words += ["--seeds", "1", "--workers", "1"]
+    if words[0] in ("run", "compare", "sweep", "plan", "diagnose"):
         unit = "sessions" if "num_sessions" in (REPO / words[1]).read_text(encoding="utf-8") else "requests"
         words += ["--set", f"workload.num_{unit}=40"]
     result = CliRunner().invoke(main, words)
@@ -86,6 +90,14 @@ def test_the_readme_shows_what_the_quickstart_prints():
     (shown,) = blocks("text")
     result = CliRunner().invoke(main, ["run", "scenarios/quickstart.yaml"], env={"COLUMNS": "80"})
     assert [line.rstrip() for line in result.output.splitlines()] == shown.splitlines()
+
+
+def test_the_diagnosis_that_is_shown_is_what_is_printed():
+    (shown,) = blocks("text", DIAGNOSE)
+    (command,) = [block for block in blocks("shell", DIAGNOSE) if "kv-pressure" in block]
+    result = CliRunner().invoke(main, [*shlex.split(command)[1:], "--workers", "1"], env={"COLUMNS": "80"})
+    printed = iter(line.rstrip() for line in result.output.splitlines())
+    assert [line for line in shown.splitlines() if line != "..." and line not in printed] == []
 
 
 @pytest.mark.parametrize(("text", "folder"), [(README, "from-python"), (SWEEPS, "seqs")])

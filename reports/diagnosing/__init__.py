@@ -1,0 +1,1 @@
+"""What was diagnosed, for people: facts, words, terminal, page."""
