@@ -106,6 +106,8 @@ def _cell_kind(kind: Any, seen: list[type[BaseModel]]) -> str:
         return ", ".join(f"`{each}`" for each in args)
     if origin is list:
         return f"list: {_cell_kind(args[0], seen)}"
+    if origin is dict and args[1] is not Any:
+        return f"mapping of names to {_cell_kind(args[1], seen)}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         if kind not in seen:
             seen.append(kind)

@@ -126,10 +126,8 @@ def _own_notes(setup: Setup, index: int) -> list[str]:
 def _host_notes(setup: Setup, index: int) -> list[str]:
     """Times of the user's own, which may stand for what is not modelled."""
     host = setup.scenario.cluster.pools[index].host or setup.scenario.host
-    given = host.model_dump(exclude_none=True)
-    times = ", ".join(f"{name} {value}" for name, value in given.items())
-    notes = [f"host times of your own, in place of the preset's: {times}"] if given else []
-    if "bubble" in given and not setup.pools[index].engine.async_scheduling:
+    notes = list(host.notes())
+    if host.bubble is not None and not setup.pools[index].engine.async_scheduling:
         notes.append("host.bubble has no influence: the engine is synchronous, and waits in every step for host.step")
     return notes
 

@@ -27,11 +27,12 @@ from calibrate.serving import checked_windows, served
 from calibrate.swapping import swap_block_s, swap_blocks
 from calibrate.ubatch import InPieces
 from servecast.errors import ServecastError
+from servecast.host_part import HostPart, with_host
 from servecast.keyed import keyed
 from servecast.own_policy import own_policy, split
 from servecast.parts import is_path
 from servecast.profiles import DATASHEET, prices_of
-from servecast.scenario import HostPart, PoolPart, Scenario
+from servecast.scenario import PoolPart, Scenario
 from sim.schedulers import Scheduler, scheduler_of
 from sim.schedulers.vllm_v0 import VllmV0
 
@@ -263,21 +264,6 @@ def _scheduler(scenario: Scenario, index: int, engine: EngineSpec) -> Scheduler:
     file, name = split(word)
     where = f"cluster.pools.{index}.engine.scheduler"
     return own_policy(scenario.path_of("engine.scheduler", file, where), name, engine)
-
-
-def with_host(engine: EngineSpec, host: HostPart) -> EngineSpec:
-    """The engine with the times of the host and the front end that the scenario gives."""
-    times = {
-        "sync_base_s": host.step, "async_base_s": host.step, "bubble_s": host.bubble,
-        "sync_per_sequence_s": host.per_sequence, "async_per_sequence_s": host.per_sequence,
-        "layer_s": host.layer,
-    }  # fmt: skip
-    front_end = {"request_s": host.request, "prompt_token_s": host.prompt_token}
-    return replace(
-        engine,
-        host=replace(engine.host, **{name: s for name, s in times.items() if s is not None}),
-        front_end=replace(engine.front_end, **{name: s for name, s in front_end.items() if s is not None}),
-    )
 
 
 def profile_of(scenario: Scenario, index: int) -> Path | str | None:

@@ -22,6 +22,7 @@ from calibrate.options import refusals
 from servecast.change_parts import AutoscalePart, EventPart, FailuresPart, LimitsPart, Moment
 from servecast.costing.part import ApiPart, BuyPart, CostPart, PowerPart
 from servecast.errors import ServecastError, one_of
+from servecast.host_part import ExtraPart, HostPart
 from servecast.mistakes import MistakeError, say
 from servecast.own_policy import split
 from servecast.parts import Count, Part, Time, checked, known, known_model
@@ -43,19 +44,6 @@ from workloads.kinds import check_parameters
 
 MAX_REPLICAS = 100_000
 """More than these is a slip of the pen, and would exhaust the memory before anything is said."""
-
-
-class HostPart(Part):
-    """The times of your host and front end in place of the preset's, and a factor on all kernels: what a measurement of
-    your own deployment says (`servecast calibrate anchor` writes them)."""
-
-    step: Time | None = None
-    per_sequence: Time | None = None
-    bubble: Time | None = None
-    layer: Time | None = None
-    request: Time | None = None
-    prompt_token: Time | None = None
-    kernels: Annotated[float, Field(gt=0.1, lt=10)] | None = None
 
 
 class MemoryPart(Part):
@@ -382,7 +370,7 @@ def _fields(loc: list[Any]) -> list[str]:
     parts: dict[str, type[Part]] = {
         "cluster": ClusterPart, "split": SplitPart, "failures": FailuresPart, "autoscale": AutoscalePart,
         "events": EventPart, "limits": LimitsPart, "experts": ExpertsPart,
-        "host": HostPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
+        "host": HostPart, "extras": ExtraPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
         "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
         "priority": PriorityPart, "prometheus": PrometheusPart,
         "servegen": ServegenPart, "cost": CostPart, "power": PowerPart, "buy": BuyPart, "api": ApiPart,

@@ -127,6 +127,11 @@ def anchor_steps(path: Path, run: ObservedRun) -> Anchored:
 
 def _base(setup: Setup) -> dict[str, float]:
     """What the scenario has now, by its own word or the preset's: seconds, and the factor on kernels."""
+    if setup.scenario.host.extras:
+        raise ServecastError(
+            "host.extras: the measurements hold these times already, and would count them twice; take them out, and "
+            "anchor without them"
+        )
     host, kind = setup.pool.engine.host, "async" if setup.pool.engine.async_scheduling else "sync"
     return {
         "request": setup.pool.engine.front_end.request_s,

@@ -15,9 +15,10 @@ from calibrate.anchor import Floats, Ints, Values
 from calibrate.scaled import PRICED, Scaled
 from reports.words import requests as counted
 from servecast.errors import ServecastError
-from servecast.pools import costs, with_host
+from servecast.host_part import HostPart, with_host
+from servecast.pools import costs
 from servecast.run import simulate
-from servecast.scenario import HostPart, Scenario, load_scenario
+from servecast.scenario import Scenario, load_scenario
 from servecast.setup import Setup, set_up
 from servecast.units import duration_text
 from servecast.validation.checks import warnings_of

@@ -365,6 +365,13 @@ def test_too_few_steps_are_refused(scenario: Path) -> None:
         anchor_steps(scenario, made(set_up(load_scenario(scenario)).pool.cost, count=10))
 
 
+def test_times_for_what_is_not_modelled_are_not_counted_twice(scenario: Path) -> None:
+    with scenario.open("a", encoding="utf-8") as file:
+        file.write("\nhost: {extras: {LoRA: {step: 1ms}}}\n")
+    with pytest.raises(ServecastError, match=r"host\.extras: the measurements hold these times already"):
+        anchor_steps(scenario, made(set_up(load_scenario(scenario)).pool.cost, count=600))
+
+
 def test_a_point_knows_which_of_its_requests_are_fitted(scenario: Path) -> None:
     from servecast.anchoring.points import point_replay
 

@@ -67,7 +67,7 @@ def test_read_again(rows: list[dict[str, Any]], blocks: int, asynchronous: bool)
         folder = Path(name)
         result = run_of(folder, rows, num_gpu_blocks_override=blocks, async_scheduling=asynchronous)
         result.save(folder / "result")
-        for format in FORMATS:
+        for format in (each for each in FORMATS if each != "pdf"):
             if not result.finished and format not in ("csv", "perfetto", "table"):
                 with pytest.raises(ServecastError, match="no request finished"):
                     export(folder / "result", format)

@@ -280,6 +280,23 @@ def test_a_time_of_your_own_is_added_to_every_step() -> None:
     assert any(note.startswith("host.bubble has no influence") for note in notes)
 
 
+def test_what_is_not_modelled_takes_the_time_that_the_user_gives() -> None:
+    """On top of every step, waited for or overlapped, and of every request; each is a note of the result."""
+    extras = {"LoRA adapters": {"step": "1ms"}, "vision": {"step": "0.5ms", "request": "40ms"}}
+    for preset in ("vllm-0.19", "vllm-0.6"):
+        options: dict[str, object] = {"engine": {"preset": preset, "max_model_len": 4096}}
+        plain = simulate(load_scenario(QUICKSTART, options))
+        more = simulate(load_scenario(QUICKSTART, options | {"host": {"extras": extras}}))
+        longer = more.steps["first_step_s"][0] - plain.steps["first_step_s"][0]
+        assert longer == pytest.approx(1.5e-3, abs=1e-9)
+        later = more.requests["ttft_s"][0] - plain.requests["ttft_s"][0]
+        assert later == pytest.approx(40e-3 + 1.5e-3, abs=1e-6)
+        notes = more.manifest["notes"]
+        assert "LoRA adapters: 0.001s a step, a time of yours for what is not modelled" in notes
+        assert "vision: 0.0005s a step and 0.04s a request, a time of yours for what is not modelled" in notes
+        assert not any(note.startswith("host times of your own") for note in notes)
+
+
 def test_all_rejected_is_a_result(tmp_path: Path) -> None:
     lengths = fixed(5000, 1)
     closed = {"closed_loop": {"concurrency": 3}, "num_requests": 2000, "lengths": lengths}
