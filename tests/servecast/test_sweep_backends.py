@@ -163,7 +163,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(backend: str) ->
     """The signal goes to every process of the terminal, workers too."""
     command = [
         sys.executable, "-c", "from servecast.cli import main; main()", "sweep", str(QUICKSTART), "--out", "out",
-        "--vary", "workload.arrivals.rate=1:30:30", "--set", "workload.num_requests=2000",
+        "--vary", "workload.arrivals.rate=1:30:30", "--set", "workload.num_requests=6000",
         "--workers", "2", "--backend", backend,
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
@@ -179,6 +179,6 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(backend: str) ->
     assert 0 < kept < 30
     assert f"Ended early: {kept} of 30 runs are kept; the same command goes on." in stderr.decode()
     assert b"Traceback" not in stderr
-    whole = sweep(QUICKSTART, ["workload.arrivals.rate=1:30:30"], "out", overrides=["workload.num_requests=2000"])
+    whole = sweep(QUICKSTART, ["workload.arrivals.rate=1:30:30"], "out", overrides=["workload.num_requests=6000"])
     assert whole.rows["status"].to_list() == ["done"] * 30
     assert raw_rows().height == 30
