@@ -107,7 +107,7 @@ def run(vllm, policy, cost, num_blocks, block_size, asynchronous, requests, pull
             steps[-1] = (*steps[-1][:4], vllm._used(it, num_blocks))
         if it.requests or it.finished_req_ids:
             it.connector.now = now
-            batch = vllm._step(it, everyone, cost, max(now, busy_until), asynchronous, ONE)
+            batch = vllm._step(it, everyone, cost, max(now, busy_until), asynchronous, ONE, None)
             if batch[2]:
                 busy_until = batch[0]
                 steps.append((batch[0], *batch[4], vllm._used(it, num_blocks)))
