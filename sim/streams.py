@@ -87,8 +87,10 @@ class Streams:
         found[between] = self._ends(before[between] + number[between] - 1)
         at, since_s, end_s = self._alone
         order = np.lexsort((since_s, at))
-        for i in np.intersect1d(np.unique(at), between).tolist():
-            mine = order[at[order] == i]
+        left_out = np.intersect1d(at, between)
+        starts, ends = (np.searchsorted(at[order], left_out, side=side) for side in ("left", "right"))
+        for i, start, end in zip(left_out.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            mine = order[start:end]
             found[i] = self._late(i, int(number[i]) - 1, float(before[i]), since_s[mine], end_s[mine])
         return found
 

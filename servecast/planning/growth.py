@@ -31,12 +31,12 @@ class Growth:
 
 def growth_rate(text: str) -> float:
     """`10%/month`, `100%/year` (which compounds) as a share a month. Raises ServecastError."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%?\s*(?:/|a|per)?\s*(month|year)?\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*(?:/|a|per)?\s*(month|year)?\s*", text)
     rate = float(match[1]) / 100 if match else 0.0
     if match and match[2] == "year":
         rate = (1 + rate) ** (1 / 12) - 1
     if not 0 < rate <= MOST_GROWTH:
-        raise ServecastError(f"--growth {text!r}: expected more traffic a month or a year: 10%/month or 100%/year")
+        raise ServecastError(f"--growth {text!r}: expected a percentage a month or a year, 10%/month or 100%/year")
     return rate
 
 

@@ -359,7 +359,7 @@ def test_requirements_that_nothing_meets_end_in_the_closest(path: Path, tmp_path
         (("--vary", "cluster.tp=1,2"), "a plan finds the cluster"),
         (("--slo", "p99 ttft"), "not a requirement"),
         (("--months", "3"), "Give --growth too"),
-        (("--growth", "10%/day"), "expected more traffic a month or a year"),
+        (("--growth", "10%/day"), "expected a percentage a month or a year"),
         (("--day", "1,2"), "the relative rates of 24 hours"),
         (("--day", ",".join(["1"] * 24), "--set", f"workload.arrivals={DAILY}"), "have a day of their own"),
     ],

@@ -73,13 +73,13 @@ def test_few_runs_find_what_trying_everything_finds(
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"), [("10%/month", 0.1), ("10 % a month", 0.1), ("25", 0.25), ("100%/year", 2 ** (1 / 12) - 1)]
+    ("text", "rate"), [("10%/month", 0.1), ("10 % a month", 0.1), ("25%", 0.25), ("100%/year", 2 ** (1 / 12) - 1)]
 )
 def test_growth_is_read_as_people_write_it(text: str, rate: float) -> None:
     assert growth_rate(text) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("text", ["", "much", "0%", "-5%/month", "10%/day", "2000%/month", "1e3"])
+@pytest.mark.parametrize("text", ["", "much", "0%", "-5%/month", "10%/day", "2000%/month", "1e3", "25", "0.1"])
 def test_what_is_no_growth_is_said(text: str) -> None:
     with pytest.raises(ServecastError, match="--growth"):
         growth_rate(text)
