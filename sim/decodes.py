@@ -40,6 +40,41 @@ class Decodes:
         self.step += steps
         self.kv_tokens += steps * self.count
 
+    def begin(self, request: Request, left: int) -> None:
+        """`request`, which is about to join, has `left` more tokens to come."""
+        self.will_finish(request, self.step + left - 1)
+
+    def held_tokens(self, request: Request, step: int) -> int:
+        """Tokens that a decoding request has in KV before `step`."""
+        return step + request.kv_offset
+
+    def left(self, request: Request, step: int) -> int:
+        """Output tokens that a decoding request has to come in `step` and later."""
+        return request.finish_step - step + 1
+
+    def unsure(self, request: Request) -> bool:
+        """Whether it was not known before its last step that it would end a request at its `max_tokens`."""
+        return False
+
+    def computes(self, step: int) -> int:
+        """Tokens that all of them compute in `step`."""
+        return self.count
+
+    def load(self, request: Request) -> int:
+        """Tokens that a decoding request computes in the next step."""
+        return 1
+
+    def need(self, request: Request, tokens: int) -> int:
+        """Blocks of one table that a decoding request lacks to compute so many tokens in the next step."""
+        return int((self.step + request.kv_offset) % self.block_size == 0)
+
+    def trim(self, request: Request, tokens: int) -> None:
+        """In the next step `request` computes no more than so many tokens."""
+        raise NotImplementedError
+
+    def land(self, request: Request) -> None:
+        """Nothing of a decoding request is in flight any more when its next step is planned."""
+
     def will_finish(self, request: Request, step: int) -> None:
         """`request` yields its last token in `step`."""
         request.finish_step = step

@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from sim.gaps import Gaps
 from sim.polls import Polls
 from sim.request import NEVER, Request
 from sim.schedulers import Scheduler
+from sim.speculative import SpeculativeDecodes, Verified
 from sim.state import Batch, State
-from sim.steplog import CANCELLED, LENGTH, STOP, Log
+from sim.steplog import CANCELLED, LENGTH, STEP_COLUMNS, STOP, Log
 
 NOBODY: list[Request] = []
 
@@ -83,7 +86,7 @@ class Engine:
         while batch.empty and (single or batch.preempted or self._look_again()):  # an empty step takes no time
             lost += batch.preempted
             copied += batch.copied_blocks
-            if state.windows is not None:
+            if state.windows is not None or state.drafting is not None:
                 state.land()
             batch, single = self._plan(now)
         batch.preempted[:0] = lost
@@ -146,6 +149,7 @@ class Engine:
         assert batch is not None
         chunks, decodes, kv = batch.chunks, state.decodes, state.kv
         steps, now, first_step = len(ends), ends[-1], state.step
+        verified = decodes.over(steps) if isinstance(decodes, SpeculativeDecodes) else None
         blocks = kv.usable - kv.free
         blocks_end = blocks
         if steps > 1:
@@ -156,7 +160,7 @@ class Engine:
         if self._surplus:
             gaps -= self._surplus
             self._surplus = 0
-        output_tokens = gaps * steps
+        output_tokens = gaps * steps if verified is None else int(verified[2].sum())
         if not batch.paused:
             decodes.advance(steps)
             if batch.skipped or self.gaps.open:
@@ -171,27 +175,31 @@ class Engine:
                 if kv.keeps_computed:
                     self._prompts.append(request)
         rows = self._log.steps
-        rows.extend(
-            rows.pack(
-                self.index,
-                first_step,
-                self._start_s,
-                now,
-                steps,
-                ends[0] - self._start_s,
-                len(chunks),
-                prefill_tokens,
-                batch.decodes,
-                batch.kv_tokens,
-                output_tokens,
-                gaps,
-                len(state.running) - len(self._ended),
-                self._waiting,
-                blocks,
-                blocks_end,
-                len(batch.preempted) + self.lost_preemptions,
+        if verified is not None and steps > 1:
+            rows.extend(self._single_rows(batch, verified, gaps, blocks))
+        else:
+            rows.extend(
+                rows.pack(
+                    self.index,
+                    first_step,
+                    self._start_s,
+                    now,
+                    steps,
+                    ends[0] - self._start_s,
+                    len(chunks),
+                    prefill_tokens,
+                    batch.decodes,
+                    batch.kv_tokens,
+                    output_tokens,
+                    gaps,
+                    len(state.running) - len(self._ended),
+                    self._waiting,
+                    blocks,
+                    blocks_end,
+                    len(batch.preempted) + self.lost_preemptions,
+                    batch.drafts,
+                )
             )
-        )
         self.lost_preemptions = 0
         last = decodes.step - 1
         finished = decodes.finished(last) if decodes.next_finish == last else NOBODY
@@ -203,7 +211,8 @@ class Engine:
             # A request that reaches its cap is known to end and not planned again; one that stops before it is, if the
             # next plan was made before the stop was seen.
             if request.decoding and not (
-                self._async and (self._overruns or request.output_tokens < request.max_tokens)
+                self._async
+                and (self._overruns or request.output_tokens < request.max_tokens or decodes.unsure(request))
             ):
                 decodes.leave(request, decodes.step)
         if self._async:
@@ -218,6 +227,24 @@ class Engine:
         if self._lets_in:
             self._look(ends)
         return finished
+
+    def _single_rows(self, batch: Batch, verified: Verified, gaps: int, blocks: int) -> bytes:
+        """The rows of a run of steps that verify drafts, one for each, since their durations are on no straight line;
+        `blocks` were in use in the first. Nobody was preempted in it."""
+        state, ends = self.state, np.array(self._ends_s)
+        kv, drafts, out, taken = verified
+        rows = np.zeros((len(ends), len(STEP_COLUMNS)))
+        begins = np.append(self._start_s, ends[:-1])
+        used = blocks + np.cumsum(taken) - taken[0]
+        first = state.step - len(ends)
+        for name, column in (
+            ("replica", self.index), ("step", first + np.arange(len(ends))), ("start_s", begins), ("end_s", ends),
+            ("steps", 1), ("first_step_s", ends - begins), ("decodes", batch.decodes), ("kv_tokens", kv),
+            ("output_tokens", out), ("gaps", gaps), ("running", len(state.running) - len(self._ended)),
+            ("waiting", self._waiting), ("kv_blocks", used), ("kv_blocks_end", used), ("draft_tokens", drafts),
+        ):  # fmt: skip
+            rows[:, STEP_COLUMNS.index(name)] = column
+        return rows.tobytes()
 
     def _enter(self, request: Request) -> None:
         """The scheduler has received `request`."""
@@ -277,7 +304,8 @@ class Engine:
             if request.ticket not in state.running:
                 continue  # preempted by the plan just made, given up, or a prompt that ended at once
             if request.finished:
-                state.release(request, request.prompt_tokens + request.output_tokens - 1)
+                known = request.prompt_tokens + request.output_tokens - 1
+                state.release(request, known if state.drafting is None or self._async else request.landed)
             elif not request.over:
                 state.kv.keep(request, request.target)
         self._prompts.clear()
@@ -304,7 +332,8 @@ class Engine:
                 state.decodes.leave(request, state.decodes.step + late, in_batch)
                 state.decodes.give_up(request)
                 surplus += in_batch
-                state.release(request, request.registered(request.computed, last + in_batch))
+                known = request.registered(request.computed, last + in_batch)
+                state.release(request, known if state.drafting is None else request.landed)
             else:
                 state.prefilling.pop(request.ticket, None)
                 known = request.prompt_tokens + request.output_tokens - 1
@@ -328,7 +357,7 @@ class Engine:
         if self._async:
             request.lag_step = step + 1
         remaining = request.output_tokens - request.emitted
-        decodes.will_finish(request, decodes.step + remaining - 2)
+        decodes.begin(request, remaining - 1)
         if remaining > 1 or (self._async and (self._overruns or request.output_tokens < request.max_tokens)):
             decodes.join(request, decodes.step)
 

@@ -47,17 +47,24 @@ class PrefixCache(KVCache):
     """`num_blocks` blocks of `block_size` tokens that are kept while there is room; `free` counts what can be evicted.
 
     `paths`: request id -> what its prompt begins with; None where nobody knows. `blank_first` is the rule of vLLM
-    from 0.24: blocks that are given back without having been filled are used up first.
+    from 0.24: blocks that are given back without having been filled are used up first. `drops_last`: the last block
+    that is found is computed again all the same, since drafts need what was left of it (`use_eagle`).
     """
 
-    __slots__ = ("_appended", "_blank_first", "_found", "_paths", "_queue", "_queued", "_runs")
+    __slots__ = ("_appended", "_blank_first", "_drops_last", "_found", "_paths", "_queue", "_queued", "_runs")
 
     def __init__(
-        self, num_blocks: int, block_size: int, paths: Callable[[int], Path] | None, blank_first: bool
+        self,
+        num_blocks: int,
+        block_size: int,
+        paths: Callable[[int], Path] | None,
+        blank_first: bool,
+        drops_last: bool = False,
     ) -> None:
         super().__init__(num_blocks, block_size)
         self._paths = paths
         self._blank_first = blank_first
+        self._drops_last = drops_last
         self._runs: dict[int, list[Run]] = {}  # content -> what is registered of it, the oldest first
         self._queue: OrderedDict[Run, None] = OrderedDict()  # free blocks; of a run, the last one goes first
         self._queued = 0  # blocks in the queue; `free`, once those taken from its front have left it
@@ -88,6 +95,11 @@ class PrefixCache(KVCache):
         else:
             if request.preemptions:
                 at = self._follow(own_content(request), at, most, self._found)
+        if self._drops_last and at:
+            at -= 1
+            run, start, end = self._found.pop()
+            if start < at:
+                self._found.append((run, start, end - 1))
         return at * self.block_size, sum(end - start for run, start, end in self._found if not run.holders)
 
     def claim(self, request: Request) -> None:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.request import NEVER
+from sim.speculative import SpeculativeDecodes
 from sim.state import Batch, State
 
 if TYPE_CHECKING:
+    from calibrate.cost import StepCost
     from calibrate.reads import Line
 
 LONG_RUN = 32
@@ -85,6 +87,21 @@ def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Li
     durations[0] += now
     long_ends: list[float] = np.add.accumulate(durations).tolist()
     return long_ends
+
+
+def verified_run(
+    state: State, batch: Batch, now: float, cost: StepCost, chunks: Sequence[tuple[int, int]], one_step: bool
+) -> Sequence[float]:
+    """As `quiet_run`, of steps that verify drafts; one, if it is to be `one_step`."""
+    steps = 1 if one_step else quiet_steps(state, batch)
+    if steps == 1:
+        return (now + cost.step_s(chunks, batch.decodes, batch.kv_tokens, drafts=batch.drafts),)
+    assert isinstance(state.decodes, SpeculativeDecodes)
+    found = state.decodes.over(steps)
+    durations = cost.verified_s(batch.decodes, found.kv_tokens, found.drafts)
+    durations[0] += now
+    ends: list[float] = np.add.accumulate(durations).tolist()
+    return ends
 
 
 def quiet_steps(state: State, batch: Batch) -> int:

@@ -14,7 +14,7 @@ from simpy import Event
 
 from sim.clock import At, Clock
 from sim.engine import NOBODY, Engine
-from sim.quiet import quiet_run, quiet_run_of_windows
+from sim.quiet import quiet_run, quiet_run_of_windows, verified_run
 from sim.rejection import rejection_of
 from sim.request import Request
 from sim.schedulers import Scheduler
@@ -191,7 +191,7 @@ class Replica(Engine):
         if self.batch.paused:
             done = 0
         next_step = self.state.decodes.step + done + (request in self.batch.skipped)
-        return request.output_tokens - (request.finish_step - next_step + 1)
+        return request.output_tokens - self.state.decodes.left(request, next_step)
 
     def start_run(self, now: float) -> bool:
         """Plan at `now` and begin the next step or run of steps. False: there is nothing to do, the replica is idle."""
@@ -201,6 +201,9 @@ class Replica(Engine):
         assert batch is not None
         assert cost is not None
         decodes = batch.decodes
+        if state.drafting is not None:
+            self._ends_s = verified_run(state, batch, now, cost, self.chunks, self.one_step)
+            return self._begin_run()
         line = None if self.one_step else cost.decode_line(decodes, batch.kv_tokens)
         if line is None:
             step_s, copied = cost.step_s(self.chunks, decodes, batch.kv_tokens, batch.seen), self._copied_blocks
@@ -213,9 +216,13 @@ class Replica(Engine):
             self._ends_s = quiet_run_of_windows(state, batch, now, lines)
         else:
             self._ends_s = quiet_run(state, batch, now, line)
-        self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(state)
+        return self._begin_run()
+
+    def _begin_run(self) -> bool:
+        """The run has begun of which `_ends_s` are the ends: an arrival may cut it short, or has done so already."""
+        self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(self.state)
         if self._interruptible and self._incoming:
-            self._ends_s = self._ends_s[: self._seen_after(now) + 1]
+            self._ends_s = self._ends_s[: self._seen_after(self._start_s) + 1]
             self._interruptible = False
         return True
 

@@ -8,10 +8,12 @@ from sim.steplog import FINISHED
 
 if TYPE_CHECKING:
     from sim.decodes import Decodes
+    from sim.drafts import Ints
     from sim.handover import HandOver
     from sim.prefixcache import Path, Run
     from sim.radixcache import Node
     from sim.samples import Samples
+    from sim.speculative import Stint
 
 NOT_YET = float("nan")
 IN_FLIGHT = -1
@@ -39,6 +41,9 @@ class Request:
         "cohort",
         "computed",
         "decoding",
+        "drafts",
+        "drawn",
+        "due",
         "emitted",
         "entered_s",
         "finish_s",
@@ -54,6 +59,7 @@ class Request:
         "known",
         "kv_offset",
         "lag_step",
+        "landed",
         "last_step",
         "max_tokens",
         "node",
@@ -66,6 +72,7 @@ class Request:
         "prompt_tokens",
         "pulls",
         "queued_s",
+        "reach",
         "read_from",
         "replica",
         "reserved_tokens",
@@ -79,8 +86,16 @@ class Request:
         "target",
         "there",
         "ticket",
+        "verified",
     )
 
+    # Of engines that speculate only: see sim.speculative.
+    drafts: tuple[Ints, Ints]  # in each step that it decodes in: tokens drafted, tokens yielded
+    drawn: int  # how many of these steps there have been
+    due: int  # output tokens to come when it joins
+    reach: int  # tokens that it has blocks for
+    landed: int  # tokens that a prefix cache can know
+    verified: Stint
     # Of models with windows only, and set when it is admitted: see sim.windowdecodes and State.slide.
     slid: int  # computed tokens by which it gave back last what its windows have passed
     read_from: int  # computed tokens before its last chunk

@@ -9,8 +9,10 @@ from bisect import insort
 from collections import deque
 
 from sim.decodes import Decodes
+from sim.drafts import Drafting
 from sim.kvcache import KVCache
 from sim.request import NEVER, Request
+from sim.speculative import SpeculativeDecodes
 from sim.windowdecodes import WindowDecodes
 from sim.windows import ONE, Tables
 
@@ -19,7 +21,7 @@ class Batch:
     """The work of one engine step.
 
     `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
-    decode one token each, over `kv_tokens` tokens in KV before the step. `paused`: none of those that decode are in it
+    decode one token each, over `kv_tokens` tokens in KV before the step, and `drafts` drafted tokens besides. `paused`: none of those that decode are in it
     (their number is then 0 here). `skipped`: single decoding requests left out; `preempted`: requests that lost their
     KV to this plan; `pulls`: (request, tokens of it found in the cache) for those whose KV begins to come from
     elsewhere; `joins`: those whose KV has come and that decode from now on; `swapped_in`: those that have it back from
@@ -36,6 +38,7 @@ class Batch:
         "chunks",
         "copied_blocks",
         "decodes",
+        "drafts",
         "joins",
         "kv_tokens",
         "most_steps",
@@ -53,6 +56,7 @@ class Batch:
     def __init__(self) -> None:
         self.chunks: list[tuple[Request, int, int]] = []
         self.decodes = 0
+        self.drafts = 0
         self.kv_tokens = 0
         self.paused = False
         self.padding = 0
@@ -86,18 +90,26 @@ class State:
     """
 
     __slots__ = (
-        "_first", "_late", "by_priority", "decodes", "kept", "kv", "prefilling", "pulled_first", "pulling", "running",
-        "step", "swapped", "tickets", "waiting", "windows",
+        "_first", "_late", "by_priority", "decodes", "drafting", "kept", "kv", "prefilling", "pulled_first", "pulling",
+        "running", "step", "swapped", "tickets", "waiting", "windows",
     )  # fmt: skip
 
     def __init__(
-        self, kv: KVCache, by_priority: bool = False, tables: Tables = ONE, pulled_first: bool = False
+        self,
+        kv: KVCache,
+        by_priority: bool = False,
+        tables: Tables = ONE,
+        pulled_first: bool = False,
+        drafting: Drafting | None = None,
     ) -> None:
         self.kv = kv
         self.by_priority = by_priority
         self.pulled_first = pulled_first
         self.windows = WindowDecodes(kv.block_size, tables) if tables.windows else None
+        self.drafting = drafting
         self.decodes = self.windows or Decodes(kv.block_size, kv.grows)
+        if drafting is not None:
+            self.decodes = SpeculativeDecodes(kv.block_size, drafting)
         if self.windows is not None:
             kv.watch(self.windows)
         self._late = tables.late
@@ -206,7 +218,10 @@ class State:
             request.chunk_step = self.step
         request.computed = after = found + tokens
         request.cohort = self.decodes
-        self.kv.grow(request, found, after)
+        if self.drafting is None:
+            self.kv.grow(request, found, after)
+        else:
+            self._grow_beyond(request, found, after + self.drafting.ahead(after), after)
         batch.chunks.append((request, tokens, found))
         if after != request.target:
             self.prefilling[ticket] = request
@@ -220,12 +235,30 @@ class State:
             request.chunk_step = self.step
         request.computed = after = before + tokens
         request.cohort = self.decodes
-        self.kv.grow(request, before, after)
+        if self.drafting is None:
+            self.kv.grow(request, before, after)
+        else:
+            self._grow_beyond(request, *self.reach(request, after), after)
         batch.chunks.append((request, tokens, before))
         if after == request.target:
             self.prefilling.pop(request.ticket, None)
         else:
             self.prefilling[request.ticket] = request
+
+    def reach(self, request: Request, after: int) -> tuple[int, int]:
+        """The tokens that a running request has blocks for, and those that it needs them for to have `after` prompt
+        tokens computed."""
+        if self.drafting is None:
+            return request.computed, after
+        reach = min(after + self.drafting.lookahead, self.drafting.max_model_len)
+        return request.reach, max(request.reach, reach)
+
+    def _grow_beyond(self, request: Request, before: int, reach: int, computed: int) -> None:
+        """A prompt, which has blocks for `before` tokens, gets those for `reach` tokens, `computed` of which the step
+        computes or finds."""
+        request.reach, request.landed = reach, computed
+        self.kv.hold(request, before, reach)
+        self.kv.filled(request, computed)
 
     def in_flight(self, request: Request) -> bool:
         """Whether the next token of a running request is on its way in another batch than the one that is planned next:
@@ -246,11 +279,14 @@ class State:
         request.preemptions += 1
         if request.decoding:
             more = int(planned)
-            self._stop_decoding(request)
+            self._stop_decoding(request, planned)
         else:
             self.prefilling.pop(ticket, None)
         held = request.computed + more
-        self.kv.preempt(request, held, request.registered(held, self.step - 1 + planned), not request.over)
+        known = request.registered(held, self.step - 1 + planned)
+        if self.drafting is not None:
+            held, known = request.reach, request.landed
+        self.kv.preempt(request, held, known, not request.over)
         request.computed = 0
         request.lag_step = NEVER
         if not request.over:  # else it ended while it was still running: nothing to recompute
@@ -279,15 +315,16 @@ class State:
         kv.free -= kv.blocks(request.computed + 1)
         batch.copied_blocks += kv.blocks(request.computed)
         batch.swapped_in.append(request)
-        decodes.will_finish(request, decodes.step + request.output_tokens - request.emitted - 1)
+        decodes.begin(request, request.output_tokens - request.emitted)
         decodes.join(request, decodes.step)
 
-    def _stop_decoding(self, request: Request) -> None:
-        """It has `emitted` its tokens, and has those `computed` that it has computed."""
+    def _stop_decoding(self, request: Request, planned: bool = False) -> None:
+        """It has `emitted` its tokens, and has those `computed` that it has computed; with drafts, `planned` says
+        whether it has blocks for the step that is being planned."""
         decodes = self.decodes
-        decodes.leave(request, decodes.step)
+        decodes.leave(request, decodes.step, planned and self.drafting is not None)
         if request.finish_step >= decodes.step:
-            request.emitted = request.output_tokens - (request.finish_step - decodes.step + 1)
+            request.emitted = request.output_tokens - decodes.left(request, decodes.step)
             decodes.give_up(request)
 
     def place_first(self, requests: list[Request]) -> None:
@@ -311,7 +348,12 @@ class State:
             self.kv.slide(request, request.read_from if in_flight else request.computed)
 
     def land(self) -> None:
-        """No step is in flight any more, though the last plan was none: what that step read can be given back."""
+        """No step is in flight any more, though the last plan was none: what that step read can be given back, and what
+        it accepted of drafts is known."""
+        if isinstance(self.decodes, SpeculativeDecodes) and self.drafting is not None and self.drafting.asynchronous:
+            for request in self.running.values():
+                if request.decoding:
+                    self.decodes.land(request)
         if not self._late:
             return
         for request in self.running.values():
@@ -330,7 +372,8 @@ class State:
             self.kept += 1
             self.kv.keep(request, request.computed)
         else:
-            self.kv.release(request, request.computed, registered, False)
+            held = request.computed if self.drafting is None else request.reach
+            self.kv.release(request, held, registered, False)
 
     def give_back(self, request: Request) -> None:
         """What was `kept` of a request that is over is needed no more."""

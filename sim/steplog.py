@@ -29,15 +29,16 @@ STEP_COLUMNS = (
     "first_step_s",  # duration of the first step; the others follow a straight line up to end_s
     "prefill_requests",  # prompt chunks in the step
     "prefill_tokens",
-    "decodes",  # sequences that decode one token in each step
+    "decodes",  # sequences that decode in each step: one token, or drafts besides
     "kv_tokens",  # tokens in KV of the decoding sequences, before the first step
     "output_tokens",  # tokens produced for clients in all steps of the row together
-    "gaps",  # of those in each step: tokens whose predecessor came one step earlier
+    "gaps",  # in each step: sequences whose last tokens came one step earlier
     "running",  # requests, finished ones not yet released left out
     "waiting",  # requests in the queue once the first step was planned; later arrivals are not in it
     "kv_blocks",  # blocks in use once the first step was planned
     "kv_blocks_end",  # and at the end of the row, before anything is freed
     "preempted",
+    "draft_tokens",  # drafted for the decodes, and verified, in each step
 )
 """Columns of a step log row: one engine step, or a run of equal decode steps. Seconds, tokens, blocks, requests."""
 

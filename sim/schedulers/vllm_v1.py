@@ -57,11 +57,12 @@ class VllmV1(Scheduler):
         """The next step's batch; takes its blocks."""
         batch = Batch()
         decodes, kv = state.decodes, state.kv
-        budget = self.max_num_batched_tokens - decodes.count
+        budget = self.max_num_batched_tokens - decodes.computes(decodes.step)
         chunk_limit = self._chunk_limit(state) if self.long_prefill_token_threshold else self.max_num_batched_tokens
         demand = decodes.demand(decodes.step)
         windows = state.windows
-        if budget < 0 or demand > kv.free:
+        trims = state.drafting is not None and chunk_limit <= state.drafting.tokens
+        if budget < 0 or demand > kv.free or trims:
             budget = self._running_in_order(state, batch, chunk_limit)
             windows = None
         elif state.prefilling:
@@ -81,7 +82,12 @@ class VllmV1(Scheduler):
         batch.decodes = decodes.count - len(batch.skipped)
         batch.kv_tokens = decodes.kv_tokens
         if batch.skipped:
-            batch.kv_tokens -= sum(r.kv_offset + decodes.step + 1 for r in batch.skipped)
+            batch.kv_tokens -= sum(decodes.held_tokens(r, decodes.step + 1) for r in batch.skipped)
+        if state.drafting is not None and batch.decodes:
+            batch.drafts = decodes.computes(decodes.step) - batch.decodes
+            least = self.long_prefill_token_threshold or self.max_num_batched_tokens
+            if min(least, self.max_num_batched_tokens / decodes.count) < 1 + state.drafting.tokens:
+                batch.most_steps = 1  # a later step may have more drafts than are let in
         if state.windows is not None:
             batch.seen = state.windows.seen_without(batch.skipped)
         if state.waiting and not batch.preempted:
@@ -117,8 +123,8 @@ class VllmV1(Scheduler):
     def _blocks(self, state: State, chunks: list[tuple[int, int]]) -> int:
         needed, blocks = state.kv.needed, 0
         for ticket, tokens in chunks:
-            computed = state.prefilling[ticket].computed
-            blocks += needed(computed, computed + tokens)
+            request = state.prefilling[ticket]
+            blocks += needed(*state.reach(request, request.computed + tokens))
         return blocks
 
     def _running_in_order(self, state: State, batch: Batch, chunk_limit: int) -> int:
@@ -126,8 +132,8 @@ class VllmV1(Scheduler):
 
         Returns the budget that is left.
         """
-        kv, step = state.kv, state.decodes.step
-        size = kv.block_size
+        kv, decodes = state.kv, state.decodes
+        step = decodes.step
         budget = self.max_num_batched_tokens
         slides = None if state.windows is None else state.windows.slides
         if slides is not None:
@@ -139,10 +145,11 @@ class VllmV1(Scheduler):
             request = order[i]
             i += 1
             if request.decoding:
-                tokens, need = 1, 0 if (step + request.kv_offset) % size else kv.tables
+                tokens = min(decodes.load(request), chunk_limit, budget)
+                need = decodes.need(request, tokens) * kv.tables
             elif request.computed < request.target:
                 tokens = min(request.target - request.computed, chunk_limit, budget)
-                need = kv.needed(request.computed, request.computed + tokens)
+                need = kv.needed(*state.reach(request, request.computed + tokens))
             else:
                 continue
             if state.windows is not None:
@@ -165,12 +172,14 @@ class VllmV1(Scheduler):
             budget -= tokens
             if request.decoding:
                 kv.free -= need
+                if tokens < decodes.load(request):
+                    decodes.trim(request, tokens)
             else:
                 state.prefill(batch, request, tokens)
         batch.skipped = [request for request in order if request.decoding and request.ticket not in planned]
         if planned:
             for request in batch.skipped:
-                state.decodes.skip(request, step)
+                decodes.skip(request, step)
         if slides is not None:
             slides.end_in_order(bool(planned))
         return budget
@@ -207,8 +216,10 @@ class VllmV1(Scheduler):
                     break
                 tokens = budget
             first = found + tokens
+            if state.drafting is not None:
+                first += state.drafting.ahead(first)
             free = kv.free - idle - spare
-            if kv.reserved(found, first, target if self.scheduler_reserve_full_isl else first) > free:
+            if kv.reserved(found, first, max(target, first) if self.scheduler_reserve_full_isl else first) > free:
                 batch.untouched_blocks = kv.untouched()
                 break
             state.admit(batch, tokens, found)

@@ -34,6 +34,7 @@ class LinearCost:
     knee: float = 0.0  # KV tokens at which one line ends and an equal one begins
     windows: tuple[float, ...] = ()  # seconds a token that the layers of each window read
     swap_block_s: float = 0.03125
+    draft: float = 0.03125
 
     def decode_line(self, decodes, kv_tokens):
         if not self.straight:
@@ -47,8 +48,11 @@ class LinearCost:
             for each, tokens in zip(self.windows, seen, strict=True)
         ]
 
-    def step_s(self, chunks, decodes, kv_tokens, seen=()):
-        a = self.base + self.decode * decodes
+    def verified_s(self, decodes, kv_tokens, drafts):
+        return np.maximum(self.floor, self.base + self.decode * decodes + self.draft * drafts + self.kv * kv_tokens)
+
+    def step_s(self, chunks, decodes, kv_tokens, seen=(), drafts=0):
+        a = self.base + self.decode * decodes + self.draft * drafts
         if chunks:
             a += sum(self.token * q + self.attention * q * (context + q) for q, context in chunks)
         a += self.kv * kv_tokens
@@ -62,14 +66,14 @@ NO_TIME = FrontEndTime(0.0, 0.0)
 
 def simulate(
     policy, cost, num_blocks, block_size, asynchronous, source, front_end=NO_TIME, max_model_len=10**9, kv=None,
-    tables=ONE,
+    tables=ONE, drafting=None,
 ):  # fmt: skip
     """Run `source` on one replica; (the replica, its log). The invariants have been checked."""
     clock, log = Clock(), Log()
     if kv is None:
         windows = WindowCache(num_blocks, block_size, tables) if tables.windows else None
         kv = windows or policy.cache(num_blocks, block_size)
-    state = State(kv, policy.by_priority, tables, policy.pulled_first)
+    state = State(kv, policy.by_priority, tables, policy.pulled_first, drafting)
 
     def on_finish(request, now):
         if request.of is None:
@@ -91,6 +95,8 @@ def simulate(
     if isinstance(kv, RadixCache):
         check_tree(kv)
     assert (state.decodes.count, state.decodes.kv_tokens, sum(state.decodes.phases)) == (0, 0, 0)
+    if drafting is not None:
+        assert not state.decodes._lanes[:, state.decodes.step - state.decodes._first :].any()
     assert not any((state.running, state.waiting, state.swapped, state.prefilling, front.in_flight))
     if state.windows is not None:
         state.windows.advance(0)
@@ -135,7 +141,8 @@ def check_invariants(log, policy, num_blocks, windows=False):
     assert (steps["start_s"][1:] >= steps["end_s"][:-1]).all()
     assert (steps["end_s"] > steps["start_s"]).all()
     assert (steps["step"][1:] == (steps["step"] + steps["steps"])[:-1]).all()
-    assert (steps["prefill_tokens"] + steps["decodes"] <= getattr(policy, "max_num_batched_tokens", np.inf)).all()
+    computed = steps["prefill_tokens"] + steps["decodes"] + steps["draft_tokens"]
+    assert (computed <= getattr(policy, "max_num_batched_tokens", np.inf)).all()
     assert (steps["running"] <= getattr(policy, "max_num_seqs", np.inf)).all()
     assert (steps["prefill_tokens"] + steps["decodes"] > 0).all()
     assert np.isfinite(steps["end_s"]).all()
@@ -144,8 +151,9 @@ def check_invariants(log, policy, num_blocks, windows=False):
     assert (steps["kv_blocks_end"] <= num_blocks - 1).all()
     served = requests["outcome"] <= CANCELLED
     in_vain = steps["output_tokens"].sum() - requests["output_tokens"][served].sum()
-    # At most one token a sample whose client had just given up.
-    assert 0 <= in_vain <= requests["samples"][served & ~done].sum()
+    # At most one token, and its drafts, a sample whose client had just given up.
+    most = 1 + (steps["draft_tokens"] / np.maximum(steps["decodes"], 1)).max(initial=0)
+    assert 0 <= in_vain <= most * requests["samples"][served & ~done].sum()
     if isinstance(getattr(policy, "_policy", policy), StaticBatching):
         return
     first = requests["prompt_tokens"] * requests["samples"] - requests["cached_tokens"]

@@ -50,6 +50,8 @@ def same(
     content=None,
     blank_first=False,
     tables=ONE,
+    drafting=None,
+    drops_last=False,
 ):
     """Run both engines and compare everything that they share.
 
@@ -70,12 +72,15 @@ def same(
         if policy.prefix_tree:
             kv = RadixCache(num_blocks, block_size, content_of(prefix, columns[0], 1).path)
         else:
-            kv = cache(num_blocks, block_size, content_of(prefix, columns[0], block_size).path, blank_first, tables)
+            path = content_of(prefix, columns[0], block_size).path
+            kv = cache(num_blocks, block_size, path, blank_first, tables, drops_last)
         for r, tokens in zip(naive, begins, strict=True):
             r.begins = tokens
+    speculates = {} if drafting is None else {"drafting": drafting, "drops_last": drops_last}
     naive_engine = oracle(
-        policy, cost, num_blocks, block_size, asynchronous, *front_end, content is not None, blank_first, tables
-    )
+        policy, cost, num_blocks, block_size, asynchronous, *front_end, content is not None, blank_first, tables,
+        **speculates,
+    )  # fmt: skip
     if concurrency is not None:
         source = ClosedLoop(concurrency, Requests(*columns))
         for r in naive[:concurrency]:
@@ -96,6 +101,7 @@ def same(
     fast = partial(
         simulate,
         policy, cost, num_blocks, block_size, asynchronous, source, FrontEndTime(*front_end), kv=kv, tables=tables,
+        drafting=drafting,
     )  # fmt: skip
     try:
         sent = naive_engine.run(first, follow_up)
@@ -128,6 +134,10 @@ def same(
         assert a[0] is None or a[0] == e[0]
     first = np.cumsum(steps["steps"]).astype(int) - steps["steps"].astype(int)
     used = np.array([s.used for s in naive_engine.steps])
+    if drafting is not None:
+        assert [s.drafts for s in naive_engine.steps] == steps["draft_tokens"].tolist()
+        if patience_s is None:
+            assert [s.out for s in naive_engine.steps] == steps["output_tokens"].tolist()
     assert used[first].tolist() == steps["kv_blocks"].tolist()
     assert used[first + steps["steps"].astype(int) - 1].tolist() == steps["kv_blocks_end"].tolist()
     # Those of a plan that left nothing to compute go into the next row, if there is one.
@@ -137,11 +147,11 @@ def same(
     return naive_engine, log
 
 
-def cache(num_blocks, block_size, paths, blank_first, tables):
+def cache(num_blocks, block_size, paths, blank_first, tables, drops_last=False):
     """The prefix cache of layers with these block tables."""
     if tables.windows:
         return HybridCache(num_blocks, block_size, paths, blank_first, tables)
-    return PrefixCache(num_blocks, block_size, paths, blank_first)
+    return PrefixCache(num_blocks, block_size, paths, blank_first, drops_last)
 
 
 def arriving(request, now):
@@ -157,7 +167,8 @@ def check_gaps(naive, engine, steps, log):
     position = {end: i for i, end in enumerate(ends)}
     plain, long = Counter(), []
     for r in naive:
-        for a, b in zip(r.token_s, r.token_s[1:], strict=False):
+        times = list(dict.fromkeys(r.token_s))  # tokens that come together are one delivery
+        for a, b in zip(times, times[1:], strict=False):
             if position[b] == position[a] + 1:
                 plain[position[b]] += 1
             else:

@@ -9,6 +9,7 @@ from tests.sim.oracle.orca import Orca
 from tests.sim.oracle.parts import Naive
 from tests.sim.oracle.sarathi import SarathiServe
 from tests.sim.oracle.sglang import Sglang
+from tests.sim.oracle.speculative import Speculative
 from tests.sim.oracle.static_batching import StaticBatching
 from tests.sim.oracle.tensorrt_llm import TensorrtLlm
 from tests.sim.oracle.tgi import Tgi
@@ -33,5 +34,7 @@ COUNTERPARTS = {
 
 def oracle(policy, *args, **kwargs):
     """The naive engine that plans as `policy` should."""
+    if "drafting" in kwargs:
+        return Speculative(policy, *args, **kwargs)
     name = next(name for name, cls in schedulers.SCHEDULERS.items() if cls is type(policy))
     return COUNTERPARTS[name](policy, *args, **kwargs)

@@ -101,6 +101,19 @@ class Oracle:
         r.placeholders += yields
         return r, n, before, decode, yields, r.preemptions
 
+    registers = True
+    """Whether what a step has computed is known to the cache when it ends (else when it was planned: the same, where a
+    step yields one token)."""
+
+    def in_kv(self, r, before):
+        """Tokens of `r`, which decodes, in KV when its step begins, of which it was thought to have `before` then."""
+        return before
+
+    def yielded(self, r, n, decode, runs):
+        """The step of `r`, which computed `n` tokens, is over: how many come of it. `runs`: it has not been preempted
+        since."""
+        return 1
+
     def leave(self, r):
         """A request that is over gives back its place and its blocks."""
         self.kv.give_back(r)
@@ -154,13 +167,14 @@ class Oracle:
             fresh = []
             batch = flight.popleft()
             chunks = [(n, before) for _, n, before, decode, _, _ in batch if not decode]
-            kv = [before for _, _, before, decode, _, _ in batch if decode]
+            kv = [self.in_kv(r, before) for r, _, before, decode, _, _ in batch if decode]
+            drafts = sum(n - 1 for _, n, _, decode, _, _ in batch if decode)
             seen = tuple(sum(c % w.size if w.chunked else min(c, w.size) for c in kv) for w in self.tables.windows)
-            step_s = self.cost.step_s(chunks, len(kv), sum(kv), seen)
+            step_s = self.cost.step_s(chunks, len(kv), sum(kv), seen, drafts)
             start, t = t, t + (step_s + self.cost.swap_block_s * self.copied if self.copied else step_s)
             self.copied = 0
             named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
-            self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv), seen, used.popleft()))
+            self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv), seen, used.popleft(), drafts))
             self.arrive(arrivals, front, t)
             gone = [r for r in (*self.running, *self.waiting, *self.swapped, *self.inbox) if r.gives_up_s < t]
             for r in sorted(gone, key=lambda r: (r.gives_up_s, r.arrival_s, r.id)):
@@ -169,13 +183,17 @@ class Oracle:
             for r, n, before, decode, yields, preemptions in self.in_order(batch, places.popleft()):
                 r.in_flight -= n
                 r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
+                tokens = self.yielded(r, n, decode, r.preemptions == preemptions) if yields else 0
                 if not yields or r.done:
                     continue
-                r.out += 1
-                r.token_s.append(t)
+                tokens = min(tokens, r.output - r.out)
+                r.out += tokens
+                r.token_s += [t] * tokens
+                self.steps[-1].out += tokens
                 if r.preemptions == preemptions:
-                    r.placeholders -= 1
-                    self.kv.register(r, r.computed - r.placeholders)
+                    r.placeholders -= tokens
+                    if self.registers:
+                        self.kv.register(r, r.computed - r.placeholders)
                 if not decode and r.preemptions == preemptions and r.out < r.output:
                     self.kv.keep(r, before + n)
                 if r.out == r.output:

@@ -19,6 +19,8 @@ class Blocks:
         self.size, self.caching, self.blank_first = size, caching, blank_first
         self.kinds = [w for w in tables.windows for _ in range(w.tables)] + [None] * tables.full
         self.late, self.keeps_ends = tables.late, tables.keeps_ends
+        self.drops_last = False  # the last block that is found is computed again all the same
+        self.most = inf  # tokens of one request
         self.queue = deque(range(1, num_blocks))
         self.holders = [0] * num_blocks
         self.content = [None] * num_blocks
@@ -41,6 +43,8 @@ class Blocks:
         table, None where its window has passed. In all tables what the next token reads must be known."""
         most, oldest = (r.prompt + r.out - 1) // self.size if self.caching else 0, self.oldest()
         found = next(rows[0] for n in range(most, -1, -1) if (rows := self.known(r, n, oldest)) is not None)
+        if self.drops_last:
+            found = found[:-1]
         if None in self.kinds:
             most = next(n for n in range(most, -1, -1) if self.known(r, n, oldest, windows=False) is not None)
             r.junction = most if most > len(found) else 0
@@ -92,7 +96,7 @@ class Blocks:
     def take(self, r):
         """As many new blocks as `r` needs for what is computed with this step, or reserved."""
         for blocks in r.tables:
-            while len(blocks) * self.size < max(r.computed, r.reserved):
+            while len(blocks) * self.size < min(max(r.computed, r.reserved), self.most):
                 b = self.queue.popleft()
                 if self.content[b] is not None:
                     self.content[b] = None
@@ -172,6 +176,9 @@ class Naive:
     names: list[int] = field(default_factory=list)  # of its full blocks, each with all before it
     junction: int = 0  # blocks known to layers without windows when it was looked up last, if that was more than all
     cached: int | None = None  # tokens found when it was first admitted
+    drafts: int = 0  # drafted tokens to be verified in its next step
+    verified: int = 0  # steps that it has decoded in
+    landed: int = 0  # tokens in KV that are known to be right
 
     def name(self, i, size):
         """Of what its `i`-th block and all before it hold."""
@@ -202,3 +209,5 @@ class NaiveStep:
     kv_tokens: int
     seen: tuple[int, ...]  # of these, what the layers of each window read
     used: int  # blocks, once it was planned and what ended before it has been given back
+    drafts: int = 0
+    out: int = 0  # tokens that it yields

@@ -15,12 +15,12 @@ class VllmV1(Oracle):
         while i < len(self.running) and budget > 0:
             r = self.running[i]
             i += 1
-            if r.out + r.placeholders >= r.cap or not self.eligible(r):
+            if self.sure(r) or not self.eligible(r):
                 continue  # its last token is in flight
-            n = min(r.prompt + r.out + r.placeholders - r.computed, limit, budget)
+            n = min(self.wanted(r), limit, budget)
             self.kv.slide(r)
             victim = None
-            while self.kv.need(r, r.computed + n) > self.free and victim is not r:
+            while self.kv.need(r, self.holds(r, r.computed + n)) > self.free and victim is not r:
                 among = [x for x in self.running if self.eligible(x)]
                 victim = max(among, key=lambda x: x.rank) if p.by_priority else among[-1]
                 at = self.running.index(victim)
@@ -45,6 +45,22 @@ class VllmV1(Oracle):
             budget -= sum(n for _, n, *_ in entries)
             batch += entries
         return batch
+
+    def sure(self, r):
+        """Whether the step in flight ends `r`."""
+        return r.out + r.placeholders >= r.cap
+
+    def wanted(self, r):
+        """Tokens of `r` that can be computed."""
+        return r.prompt + r.out + r.placeholders - r.computed
+
+    def holds(self, r, tokens):
+        """Tokens that `r` needs blocks for to have `tokens` computed."""
+        return tokens
+
+    def holds_first(self, tokens):
+        """The same, when it is admitted."""
+        return tokens
 
     def eligible(self, r):
         """Whether `r` may be in the next batch."""
@@ -72,8 +88,9 @@ class VllmV1(Oracle):
         if n > budget and not p.enable_chunked_prefill:
             return None
         n = min(n, budget)
-        last = r.prompt + r.out if p.scheduler_reserve_full_isl else cached + n
-        needed = max(self.reserved(last, len(found)), self.tables.count * (self.blocks(cached + n) - len(found)))
+        first = self.holds_first(cached + n)
+        last = r.prompt + r.out if p.scheduler_reserve_full_isl else first
+        needed = max(self.reserved(last, len(found)), self.tables.count * (self.blocks(first) - len(found)))
         if needed + self.kv.idle(r, len(found)) + self.spare > self.free:
             return None
         return [self.admit(n, found)]

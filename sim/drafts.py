@@ -1,0 +1,60 @@
+"""Speculative decoding: how many tokens are drafted for a request in each step, and how many of them turn out right.
+
+Both are drawn before a request decodes, from a stream of its own, so that it is known when it ends and runs of steps
+stay one event. What drafts cost, and why so many are right, it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from workloads.generate import stream
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How one engine speculates, as vLLM's V1 does.
+
+    tokens: drafted for a sequence in a step. rates: of each position, the share of drafts that is accepted up to and
+    with it, as vLLM logs it: within [0, 1], and none above the one before. proposes: the share of steps in which there
+    are drafts at all. lookahead: tokens beyond those of a step for which a sequence holds KV blocks, since the draft
+    model writes there; `at_admission` also when it is admitted. A sequence holds none beyond `max_model_len` tokens.
+    """
+
+    tokens: int
+    rates: Sequence[float]
+    lookahead: int
+    at_admission: bool
+    max_model_len: int
+    asynchronous: bool
+    seed: int = 0
+    proposes: float = 1.0
+    _rising: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_rising", np.array(self.rates[::-1], dtype=np.float64))
+
+    def draws(self, request: int, steps: int) -> tuple[Ints, Ints]:
+        """int64[steps] each, of the first steps that a request decodes in: tokens drafted, and tokens that the step
+        yields, which are the accepted ones and the target's own."""
+        rng = stream(self.seed, f"drafts {request}")
+        accepted = self.tokens - np.searchsorted(self._rising, rng.random(steps), side="right")
+        if self.proposes == 1.0:
+            return np.full(steps, self.tokens), 1 + accepted
+        there = rng.random(steps) < self.proposes
+        return self.tokens * there, 1 + accepted * there
+
+    def ahead(self, tokens: int) -> int:
+        """For how many tokens more than `tokens` a request gets blocks that is admitted."""
+        return min(self.lookahead, self.max_model_len - tokens) if self.at_admission else 0
+
+    @property
+    def slack(self) -> int:
+        """The most tokens for which a sequence holds blocks beyond those that it has."""
+        return (1 + self.asynchronous) * (1 + self.tokens) + self.lookahead

@@ -1,0 +1,258 @@
+"""The decoding requests of an engine that speculates, as aggregates: what they compute, yield and take in each step.
+
+A request computes its drafts with its own token, keeps those that are right, and computes on from there. How many that
+are is drawn beforehand (`sim.drafts`), so all of it is known when it joins: it is added to the lanes of the steps to
+come, and nothing is touched per step.
+
+Blocks are taken before it is known how many drafts are right: synchronous engines need room for all of them beyond what
+was right until now; asynchronous ones, which plan while a step is in flight, for all of that one's besides. What was
+wrong is overwritten: blocks are not given back.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.decodes import Decodes
+from sim.drafts import Drafting, Ints
+from sim.request import Request
+
+GAIN, OUT, LOAD, TAKE = range(4)
+"""Lanes, by step: tokens more in KV after it, tokens that clients get, tokens computed, and blocks taken."""
+LANES = 4
+
+
+class Verified(NamedTuple):
+    """int64[steps] each: tokens in KV before each step, tokens drafted in it, tokens that clients get of it, and blocks
+    that it takes."""
+
+    kv_tokens: Ints
+    drafts: Ints
+    out: Ints
+    taken: Ints
+
+
+class Stint:
+    """What a request does from when it joins until it leaves: `tokens` in KV and `out` tokens yielded before each step
+    (one more entry: after the last), tokens computed (`load`) and tokens that have blocks (`held`) in each. In flight
+    when its first step is planned is its prompt, where that is `fresh`, or nothing."""
+
+    __slots__ = ("blocks", "drawn", "due", "fresh", "held", "joined", "landed", "load", "out", "tokens")
+
+    joined: int
+    drawn: int  # draws used before
+    due: int  # output tokens to come
+    fresh: bool
+    landed: int  # tokens that a prefix cache knew before
+    tokens: Ints
+    out: Ints
+    load: Ints
+    held: Ints  # the first entry: before the first step
+    blocks: Ints  # of `held`
+
+
+class SpeculativeDecodes(Decodes):
+    """As `Decodes`; `finish_step` is the step in which a request's last token is among those that turn out right."""
+
+    __slots__ = ("_drafting", "_first", "_lanes", "accepted", "drafted", "sequences")
+
+    def __init__(self, block_size: int, drafting: Drafting) -> None:
+        super().__init__(block_size)
+        self._drafting = drafting
+        self._lanes = np.zeros((LANES, 1024), dtype=np.int64)
+        self._first = 1  # the step of their first column
+        self.sequences = self.drafted = self.accepted = 0
+        """What there was in all: sequences in steps that decode, tokens drafted for them, and those accepted."""
+
+    def begin(self, request: Request, left: int) -> None:
+        """See `Decodes`."""
+        request.due = left
+        self.will_finish(request, self.step + self._steps(request, left) - 1)
+
+    def _steps(self, request: Request, left: int) -> int:
+        """How many steps yield so many tokens."""
+        if not hasattr(request, "drafts"):
+            request.drafts = self._drafting.draws(request.id, request.output_tokens + 2)
+            request.drawn = 0
+        if left <= 0:
+            return 0
+        return int(np.searchsorted(np.cumsum(request.drafts[1][request.drawn :]), left)) + 1
+
+    def join(self, request: Request, step: int, fresh: bool = True) -> None:
+        """See `Decodes`. `fresh`: the step before computes the end of its prompt."""
+        request.decoding = True
+        request.cohort = self
+        stint = request.verified = Stint()
+        stint.joined, stint.drawn, stint.due, stint.fresh = step, request.drawn, request.due, fresh
+        stint.landed = request.computed if fresh else request.landed
+        self._fill(request, stint)
+        self._add(stint, step, 1)
+        self.count += 1
+        self.kv_tokens += request.computed
+
+    def leave(self, request: Request, step: int, planned: bool = False) -> None:
+        """See `Decodes`. Besides: `reach`, the tokens that it holds blocks for, with those of the `planned` step;
+        `landed`, those that a prefix cache can know; and `due`, the output tokens to come."""
+        stint = request.verified
+        j = step - stint.joined
+        request.decoding = False
+        request.computed = int(stint.tokens[j])
+        request.due = stint.due - int(stint.out[j])
+        request.reach = int(stint.held[j + planned])
+        request.landed = self._landed(stint, j, planned)
+        request.drawn = stint.drawn + j
+        self._add(stint, step, -1)
+        self.count -= 1
+        self.kv_tokens -= request.computed
+
+    def skip(self, request: Request, step: int) -> None:
+        """See `Decodes`."""
+        self.leave(request, step)
+        if request.finish_step >= step:
+            self.give_up(request)
+            self.will_finish(request, request.finish_step + 1)
+        self.join(request, step + 1, fresh=False)
+
+    def land(self, request: Request) -> None:
+        """Nothing of a decoding request is in flight any more when its next step is planned."""
+        self.leave(request, self.step)
+        self.join(request, self.step, fresh=False)
+
+    def trim(self, request: Request, tokens: int) -> None:
+        """In the step that is planned `request` computes no more than so many tokens: the other drafts are dropped."""
+        stint, step = request.verified, self.step
+        i = stint.drawn + step - stint.joined
+        self._add(stint, step, -1)
+        drafted, gains = (each.copy() for each in request.drafts)
+        drafted[i], gains[i] = tokens - 1, min(int(gains[i]), tokens)
+        request.drafts = drafted, gains
+        left = stint.due - int(stint.out[step - stint.joined])
+        if request.finish_step >= step:
+            self.give_up(request)
+            self.will_finish(request, step + int(np.searchsorted(np.cumsum(gains[i:]), left)))
+        request.reach = int(stint.held[0])
+        request.computed = int(stint.tokens[0])
+        self._fill(request, stint)
+        self._add(stint, step, 1)
+
+    def advance(self, steps: int) -> None:
+        """See `Decodes`."""
+        lanes = self._columns(self.step, steps)
+        gain, drafted = int(lanes[GAIN].sum()), int(lanes[LOAD].sum()) - steps * self.count
+        self.sequences += steps * self.count
+        self.drafted += drafted
+        self.accepted += gain - steps * self.count
+        self.step += steps
+        self.kv_tokens += gain
+
+    def left_out(self, requests: list[Request]) -> None:
+        """See `Decodes`: their lanes begin after that step."""
+
+    def held_tokens(self, request: Request, step: int) -> int:
+        """See `Decodes`."""
+        return int(request.verified.tokens[step - request.verified.joined])
+
+    def left(self, request: Request, step: int) -> int:
+        """See `Decodes`."""
+        stint = request.verified
+        return stint.due - int(stint.out[step - stint.joined])
+
+    def unsure(self, request: Request) -> bool:
+        """See `Decodes`: it is, where the last token is a draft."""
+        stint = request.verified
+        last = request.finish_step - stint.joined
+        return last >= 0 and int(stint.out[last + 1] - stint.out[last]) > 1
+
+    def computes(self, step: int) -> int:
+        """See `Decodes`."""
+        return int(self._columns(step, 1)[LOAD, 0])
+
+    def load(self, request: Request) -> int:
+        """See `Decodes`."""
+        stint = request.verified
+        return int(stint.load[self.step - stint.joined])
+
+    def need(self, request: Request, tokens: int) -> int:
+        """See `Decodes`."""
+        stint, drafting = request.verified, self._drafting
+        j = self.step - stint.joined
+        before = int(stint.tokens[j])
+        if drafting.asynchronous and j:
+            before = int(stint.tokens[j - 1] + stint.load[j - 1])
+        held = min(before + tokens + drafting.lookahead, drafting.max_model_len)
+        return max(-(-held // self.block_size) - int(stint.blocks[j]), 0)
+
+    def demand(self, step: int) -> int:
+        """See `Decodes`."""
+        return int(self._columns(step, 1)[TAKE, 0])
+
+    def demand_over(self, step: int, steps: int) -> int:
+        """See `Decodes`."""
+        return int(self._columns(step, steps)[TAKE].sum()) if steps else 0
+
+    def steps_within(self, step: int, blocks: int, limit: int, waiting: bool) -> int:
+        """See `Decodes`."""
+        taken = np.cumsum(self._columns(step, limit)[TAKE])
+        return int(np.searchsorted(taken, blocks, side="right"))
+
+    def over(self, steps: int) -> Verified:
+        """What happens in so many steps from the next one on."""
+        lanes = self._columns(self.step, steps)
+        kv = self.kv_tokens + np.cumsum(lanes[GAIN]) - lanes[GAIN]
+        return Verified(kv, lanes[LOAD] - self.count, lanes[OUT].copy(), lanes[TAKE].copy())
+
+    def _fill(self, request: Request, stint: Stint) -> None:
+        """What the request does, from its draws; it has `computed` and `reach` tokens when it joins."""
+        drafting = self._drafting
+        steps = request.finish_step - stint.joined + 1 + drafting.asynchronous
+        drafted, gains = (each[stint.drawn : stint.drawn + steps] for each in request.drafts)
+        yielded = np.zeros(steps + 1, dtype=np.int64)
+        np.cumsum(gains, out=yielded[1:])
+        tokens = request.computed + yielded
+        load = 1 + drafted
+        held = np.empty(steps + 1, dtype=np.int64)
+        held[0] = request.reach
+        held[1:] = tokens[:-1] + load
+        if drafting.asynchronous:
+            held[2:] = tokens[:-2] + load[:-1] + load[1:]
+        held[1:] = np.minimum(held[1:] + drafting.lookahead, drafting.max_model_len)
+        stint.tokens, stint.load = tokens, load
+        stint.out = np.minimum(yielded, stint.due)
+        stint.held = np.maximum.accumulate(held)
+        stint.blocks = -(-stint.held // self.block_size)
+
+    def _landed(self, stint: Stint, j: int, planned: bool) -> int:
+        """Of a request that leaves before its step `j`, the tokens that a prefix cache can know: when a step is planned,
+        those of which the outcome is known then; in asynchronous engines also when it has ended."""
+        if not self._drafting.asynchronous:
+            return int(stint.tokens[j]) + 1 if planned else int(stint.tokens[j - 1]) + 1 if j else stint.landed
+        if j:
+            return int(stint.tokens[j - 1]) + planned
+        return int(stint.tokens[0]) + (planned and not stint.fresh)
+
+    def _add(self, stint: Stint, step: int, sign: int) -> None:
+        """Add what a stint holds from `step` on to the lanes, or take it out."""
+        j = step - stint.joined
+        load = stint.load[j:]
+        if not len(load):
+            return
+        lanes = self._columns(step, len(load))
+        gain, out, taken = (each[j + 1 :] - each[j:-1] for each in (stint.tokens, stint.out, stint.blocks))
+        for lane, each in zip(lanes, (gain, out, load, taken), strict=True):
+            lane += sign * each
+
+    def _columns(self, step: int, steps: int) -> npt.NDArray[np.int64]:
+        """The lanes of some steps, a view; those before the next step are forgotten now and then."""
+        lanes = self._lanes
+        start = step - self._first
+        if start + steps > lanes.shape[1]:
+            old = self.step - self._first
+            kept = lanes[:, old:]
+            lanes = np.zeros((LANES, max(2 * (start + steps - old), lanes.shape[1])), dtype=np.int64)
+            lanes[:, : kept.shape[1]] = kept
+            self._lanes, self._first = lanes, self.step
+            start = step - self._first
+        return lanes[:, start : start + steps]
