@@ -79,7 +79,7 @@ class CompiledCost:
     read it again for all other heads, and how many the cache holds): both of layers that see everything, `windows` is
     the same of the others. `prefill` are the groups of layers with equal attention: (layers, chunk prices). Host time:
     `after_s` is added to the GPU time, and a step takes at least `floor_s` and, by its tokens, `launch_s` where it has
-    chunks, `decode_floor_s` where not.
+    chunks, `decode_launch_s` where not: then `decode_floor_s`, by its decodes.
     """
 
     tokens_s: list[float]
@@ -87,6 +87,7 @@ class CompiledCost:
     after_s: list[float]
     floor_s: list[float]
     launch_s: list[float]
+    decode_launch_s: list[float]
     decode_floor_s: list[float]
     decode_tokens_s: list[float]
     decode_base_s: list[float]
@@ -182,8 +183,11 @@ def compile_cost(
     return own_cost(model, layout, engine, prices, stage)
 
 
-def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, stage: int = 0) -> CompiledCost:
-    """The same of one data parallel rank, without what the ranks do together."""
+def own_cost(
+    model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, stage: int = 0, queries: int = 1
+) -> CompiledCost:
+    """The same of one data parallel rank, without what the ranks do together. Each decoding sequence computes `queries`
+    tokens at once, and samples after each."""
     import numpy as np  # here, so that importing the catalogue stays cheap
 
     from calibrate.kernels.chunks import DealtChunks, LocalChunks
@@ -197,7 +201,9 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
         raise ServecastError(*problems)
     every = local_tokens(layout, np.arange(engine.max_num_batched_tokens + 1))
     mixed, decoding = (padded_tokens(engine, every, chunks).astype(np.float64) for chunks in (True, False))
-    rows = {"samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64)}
+    sequences = np.arange(engine.max_num_seqs + 1, dtype=np.float64)
+    computed = np.minimum(queries * np.arange(engine.max_num_seqs + 1), engine.max_num_batched_tokens)
+    rows = {"samples": np.arange(max(engine.max_num_seqs, int(computed[-1])) + 1, dtype=np.float64)}
     ways = [layout.all2all(decoding=False), layout.all2all(decoding=True)]
     operators = [step_operators(model, way, stage) for way in ways]
 
@@ -209,12 +215,12 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
     times = decode_times = seconds(0, mixed)
     if not np.array_equal(mixed, decoding) or ways[0] != ways[1]:
         decode_times = seconds(1, decoding)
-    host, samples = engine.host, rows["samples"]
+    host = engine.host
     if engine.async_scheduling:
-        after = np.full_like(samples, host.bubble_s)
-        floor = host.async_base_s + host.async_per_sequence_s * samples + host.bubble_s
+        after = np.full_like(sequences, host.bubble_s)
+        floor = host.async_base_s + host.async_per_sequence_s * sequences + host.bubble_s
     else:
-        after = floor = host.sync_base_s + host.sync_per_sequence_s * samples
+        after = floor = host.sync_base_s + host.sync_per_sequence_s * sequences
     layers_here = layout.stages(model.layers)[stage]
     kernels = layer_launches(model, layout, engine, stage)
     launch, decode_launch = (layers_here * _launch_s(engine, every, kernels, chunks) for chunks in (True, False))
@@ -230,7 +236,13 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
     for g in groups:
         chunks = prices.prefill(head_shapes(g)[0], max_q, min(engine.max_num_seqs, MANY_CHUNKS))
         prefill.append((g.layers, LocalChunks(chunks, g.window) if g.chunked else chunks))
-    lines = [(g.layers, of_parts(prices.decode(head_shapes(g)[1], engine.max_num_seqs).lines, g.dcp)) for g in groups]
+    decoding_heads = [head_shapes(g)[1] for g in groups]
+    if queries > 1:
+        decoding_heads = [replace(shape, heads=queries * shape.heads) for shape in decoding_heads]
+    lines = [
+        (g.layers, of_parts(prices.decode(shape, engine.max_num_seqs).lines, g.dcp))
+        for g, shape in zip(groups, decoding_heads, strict=True)
+    ]
     riders = riding(groups, prefill, prices.gpu)
     whole = sum(not g.window for g in groups)  # they come first
     full = reads_of(lines[:whole], riders[:whole], engine.max_num_seqs)
@@ -238,23 +250,25 @@ def own_cost(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: 
     decode = full.lines
     if beside := attention_operators(model, layout, stage):
         prefill = [(layers, with_keys(beside, each, layout, prices)) for layers, each in prefill]
-        of_decodes = [op.kernels * operator_s(op, samples, layout, prices) for op in beside if op.rows == "decodes"]
+        queried = queries * sequences
+        of_decodes = [op.kernels * operator_s(op, queried, layout, prices) for op in beside if op.rows == "decodes"]
         more: Floats = np.sum(of_decodes, axis=0)
         decode = [[(upto, a + x, b) for upto, a, b in row] for row, x in zip(decode, more.tolist(), strict=True)]
     decode[0] = [(np.inf, 0.0, 0.0)]
     if layout.pcp > 1:
         decode = of_fullest(decode, layout.pcp)
         prefill = [(layers, DealtChunks(each, layout.pcp)) for layers, each in prefill]
-    base = decode_times["tokens"][: engine.max_num_seqs + 1] + decode_times["samples"] + after
-    decode_floor = floor + decode_launch[: engine.max_num_seqs + 1]
+    base = decode_times["tokens"][computed] + decode_times["samples"][computed] + after
+    decode_floor = floor + decode_launch[computed]
     cost = CompiledCost(
         tokens_s=times["tokens"].tolist(),
         samples_s=times["samples"].tolist(),
         after_s=after.tolist(),
         floor_s=floor.tolist(),
         launch_s=launch.tolist(),
+        decode_launch_s=decode_launch.tolist(),
         decode_floor_s=decode_floor.tolist(),
-        decode_tokens_s=decode_times["tokens"][: engine.max_num_seqs + 1].tolist(),
+        decode_tokens_s=decode_times["tokens"][: len(rows["samples"])].tolist(),
         decode_base_s=base.tolist(),
         decode=decode,
         joint=full.joint,

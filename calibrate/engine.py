@@ -18,8 +18,8 @@ from calibrate.model import ModelSpec
 from calibrate.options import Chosen, family, family_of, find_preset, flat, preset_names, refusals
 from servecast.errors import ServecastError
 
-__all__ = ["EngineSpec", "FrontEndTime", "Graphs", "HostTime", "Overlap", "check_options", "preset_names",
-           "resolve_engine"]  # fmt: skip
+__all__ = ["EngineSpec", "FrontEndTime", "Graphs", "HostTime", "Overlap", "Speculation", "check_options",
+           "preset_names", "resolve_engine"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,28 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """How an engine speculates: `tokens` are drafted for a sequence in each step. `model` is what the user calls the
+    draft model, if there is one to name. `at_admission`: a request that is admitted has KV blocks for drafts at once.
+    """
+
+    method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
+    tokens: int
+    model: str | None
+    at_admission: bool
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens beyond those of a step for which a sequence has KV blocks: a draft model writes there."""
+        return 0 if self.method == "ngram" else self.tokens
+
+    @property
+    def drops_last(self) -> bool:
+        """The last block that a prefix cache finds is computed again: what drafts needs its hidden states."""
+        return self.method in ("eagle", "eagle3", "mtp")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything about the engine that matters here, resolved.
 
@@ -107,7 +129,7 @@ class EngineSpec:
     `pipeline`: how batches follow each other through pipeline stages, as `sim.pipeline` says: "in_turn", "staggered",
     or "serial", one batch at a time; empty where that is not modelled. `fills_queue`: of that.
     `ubatch_tokens`: a step of more tokens is computed in pieces of so many, one after the other (llama.cpp).
-    `overlap`: long steps of data parallel ranks are computed as two halves that overlap.
+    `overlap`: long steps of data parallel ranks are computed as two halves that overlap. `speculation`: it drafts tokens.
     """
 
     preset: str
@@ -150,6 +172,7 @@ class EngineSpec:
     fills_queue: bool = False
     ubatch_tokens: int | None = None
     overlap: Overlap | None = None
+    speculation: Speculation | None = None
 
     def name_of(self, field: str) -> str:
         """What this engine calls one of the fields here."""
@@ -175,6 +198,7 @@ def resolve_engine(
     fields = RESOLVE[kind](chosen, layout or Parallelism(1), gpu, model, preset)
     fields["graphs"] = Graphs(**fields["graphs"])
     fields["overlap"] = Overlap(**halves) if (halves := fields.get("overlap")) else None
+    fields["speculation"] = Speculation(**drafts) if (drafts := fields.get("speculation")) else None
     return EngineSpec(
         preset=name,
         engine=kind,

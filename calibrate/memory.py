@@ -8,7 +8,7 @@ replaces any of them (`Logged`), and `num_gpu_blocks_override` the pool.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from calibrate.activations import Peaks, profile_peaks
 from calibrate.engine import EngineSpec
@@ -17,6 +17,7 @@ from calibrate.kvgroups import KVPool, kv_pool
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
 from calibrate.serving import served
+from calibrate.speculation import draft_of
 from calibrate.weights import rank_weights
 
 MIB = 2**20
@@ -135,6 +136,9 @@ def _plan(
         return computed if said is None else said
 
     weights = rank_weights(model, layout, stage)
+    draft = draft_of(model, engine)
+    if draft is not None:
+        weights["draft model"] = draft.weight_bytes(layout)
     peaks = profile_peaks(model, layout, engine, stage)
     weight_bytes = ours(logged.weights, sum(weights.values()))
     activations = ours(logged.activations, peaks.total)
@@ -144,6 +148,8 @@ def _plan(
     used = weight_bytes + activations + graphs + communication + other
     budget = _budget_bytes(gpu, engine, used)
     pool = kv_pool(model, engine, layout.tp, layout.dcp, layout.pp)
+    if draft is not None:  # its layers have a place in every block
+        pool = replace(pool, block_bytes=pool.block_bytes + pool.block_size * draft.model.kv_bytes_per_token(layout.tp))
     least = pool.blocks(engine.max_model_len) + engine.strict_pool_check
     override = engine.num_gpu_blocks_override
     counted = weight_bytes if engine.memory_rule == "static" else used

@@ -165,6 +165,8 @@ def _wrong_value(where: str, value: object, allowed: Any, absent: Any) -> str | 
     if isinstance(allowed, list):
         words = [word for word in allowed if word not in absent]
         return None if value in words else f"{where} is {value!r}; expected {' or '.join(words)}"
+    if allowed == "text":
+        return None if isinstance(value, str) and value else f"{where} is {value!r}; expected a name or a path"
     if isinstance(value, bool):
         return f"{where} is {value!r}; expected a number"
     if "from" in allowed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 
+from calibrate.acceptance import acceptance_names, mean_length, table
 from calibrate.hardware import GIB, gpu_ids, load_gpu
 from calibrate.models import load_model, model_names
 from calibrate.options import family, family_of, preset_names
@@ -65,10 +66,18 @@ def scenarios() -> Iterable[str]:
             yield f"{file}: {question}"
 
 
+def acceptance() -> Iterable[str]:
+    """Every measured table of accepted drafts: the share of steps in which the drafts up to each position were right."""
+    for name in acceptance_names():
+        rates = table(name)
+        yield f"{name:<30} {', '.join(f'{rate:g}' for rate in rates)} (3 drafted: {mean_length(rates[:3]):.2f} tokens a step)"
+
+
 LISTINGS: dict[str, Callable[[], Iterable[str]]] = {
     "models": models,
     "gpus": gpus,
     "presets": presets,
+    "acceptance": acceptance,
     "mixes": mixes,
     "prices": prices,
     "scenarios": scenarios,

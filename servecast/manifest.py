@@ -13,6 +13,7 @@ from servecast.changes import notes_of
 from servecast.pools import PoolSetup
 from servecast.serve_lines import commands
 from servecast.setup import Setup
+from servecast.speculation import words
 from sim.schedulers.vllm_v0 import VllmV0
 
 NOT_MODELLED = (
@@ -20,7 +21,7 @@ NOT_MODELLED = (
     "answers that later prompts repeat: a prefix cache finds of prompts what the workload says that they share",
     "step-time jitter: steps are deterministic, so measured latency tails are wider",
     "clocks that drop under load",
-    "LoRA, speculative decoding, structured output, multimodal inputs",
+    "LoRA, structured output, multimodal inputs",
 )
 """What a result of this version leaves out, whatever the scenario; an engine adds its own notes."""
 
@@ -45,6 +46,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
             *_host_notes(setup, i),
             *_swap_notes(pool),
             *_stage_notes(pool),
+            *([] if pool.drafting is None else [words(pool.drafting)]),
         )
     )
     return {

@@ -24,6 +24,8 @@ from calibrate.pipeline import InSeries, PipelineCost, pipeline_cost
 from calibrate.prices import Prices
 from calibrate.scaled import PRICED, Scaled
 from calibrate.serving import checked_windows, served
+from calibrate.speculation import check_draft, draft_of
+from calibrate.speculative_cost import SpeculativeCost, speculative_cost
 from calibrate.swapping import swap_block_s, swap_blocks
 from calibrate.ubatch import InPieces
 from servecast.errors import ServecastError
@@ -33,6 +35,8 @@ from servecast.own_policy import own_policy, split
 from servecast.parts import is_path
 from servecast.profiles import DATASHEET, prices_of
 from servecast.scenario import PoolPart, Scenario
+from servecast.speculation import drafting_of, no_drafts
+from sim.drafts import Drafting
 from sim.schedulers import Scheduler, scheduler_of
 from sim.schedulers.vllm_v0 import VllmV0
 
@@ -58,10 +62,14 @@ class PoolSetup:
     scheduler: Scheduler
     group: GroupCost | None = None
     pipeline: PipelineCost | InSeries | None = None
+    drafts: SpeculativeCost | None = None
+    drafting: Drafting | None = None
 
     @property
     def step_cost(self) -> StepCost:
-        """What a step takes; in pieces, or stage by stage, where the engine computes it so."""
+        """What a step takes; in pieces, stage by stage, or with drafts, where the engine computes it so."""
+        if self.drafts is not None:
+            return self.drafts
         if isinstance(self.pipeline, InSeries):
             return self.pipeline
         pieces = self.engine.ubatch_tokens
@@ -96,7 +104,7 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     named = ask(lambda: keyed("model", lambda: load_model(str(path) if is_path(word) else word)))
     gpu, layout = load_gpu(part.gpu), _layout(part)
     host = scenario.host if part.host is None else part.host
-    engine = model = memory = scheduler = costed = None
+    engine = model = memory = scheduler = costed = drafting = None
     prices = ask(lambda: keyed("cluster.profile", lambda: prices_of(gpu, profile_of(scenario, index))))
     if prices and host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, host.kernels))
@@ -113,6 +121,15 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
                 f"cluster.dp: {named.name} has no experts, and engines that share none step on their own; use replicas"
             )
         found += _no_stages(part, named, engine, scenario.pool_engine(index).get("scheduler"))
+        if engine and model:
+            own = scenario.pool_engine(index).get("scheduler")
+            found += (undrafted := list(no_drafts(model, layout, engine, part.role, own)))
+            said = scenario.speculation if part.speculation is None else part.speculation
+            drafting = ask(lambda: drafting_of(said, engine, scenario.seed))
+            drafter = None if undrafted else ask(lambda: draft_of(model, engine))
+            if drafter and not wrong:
+                wrong += (lacks := check_draft(drafter, layout, gpu))
+                found += lacks
         table, experts = part.experts.load, named.experts
         if isinstance(table, list) and experts is not None and len(table) != experts.count:
             wrong.append("load")
@@ -125,7 +142,7 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     problems += _placed(scenario, index, found)
     if not (model and engine and memory and prices and costed and scheduler):
         return engine
-    cost, group, pipeline = costed
+    cost, group, pipeline, drafts = costed
     if isinstance(scheduler, VllmV0) and scheduler.swaps:
         scheduler = replace(scheduler, swap_blocks=swap_blocks(engine, memory))
     if scheduler.swaps:
@@ -133,17 +150,18 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     name = scenario.cluster.names[index]
     return PoolSetup(
         name, part.role, part.weight, scenario.cluster.most(index), word, model, gpu, layout, engine, memory, prices,
-        cost, scheduler, group, pipeline,
+        cost, scheduler, group, pipeline, drafts, drafting,
     )  # fmt: skip
 
 
 class Costs(NamedTuple):
     """What an engine's steps cost, of a pipeline those of its first stage; what those of all engines together do, where
-    they step together; and what those of all stages do, where there are several."""
+    they step together; what those of all stages do, where there are several; and what steps with drafts do."""
 
     cost: CompiledCost
     group: GroupCost | None = None
     pipeline: PipelineCost | InSeries | None = None
+    drafts: SpeculativeCost | None = None
 
 
 def costs(model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices) -> Costs:
@@ -173,7 +191,10 @@ def _costs(model: ModelSpec, layout: Parallelism, key: _Engine) -> Costs:
         pipeline = pipeline_cost(model, layout, engine, prices)
         return Costs(pipeline.stages[0].cost, pipeline=pipeline)
     if layout.dp == 1:
-        return Costs(compile_cost(model, layout, engine, prices))
+        cost = compile_cost(model, layout, engine, prices)
+        if engine.speculation is not None:
+            return Costs(cost, drafts=speculative_cost(model, layout, engine, prices, cost))
+        return Costs(cost)
     group = group_cost(model, layout, engine, prices)
     return Costs(group.own, group)
 
@@ -250,6 +271,11 @@ def _engine(
     scenario: Scenario, index: int, host: HostPart, gpu: Gpu, model: ModelSpec, layout: Parallelism
 ) -> EngineSpec:
     options = {key: value for key, value in scenario.pool_engine(index).items() if key != "scheduler"}
+    drafts = options.get("speculative_config")
+    if isinstance(drafts, dict) and isinstance(word := drafts.get("model"), str) and is_path(word):
+        where = f"cluster.pools.{index}.engine.speculative_config.model"
+        path = scenario.path_of("engine.speculative_config.model", word, where)
+        options["speculative_config"] = drafts | {"model": str(path)}
     engine = resolve_engine(options, gpu, model, layout)
     if own := family(engine.engine).get("sides", {}).get(scenario.cluster.pools[index].role):
         engine = resolve_engine(options | own, gpu, model, layout)

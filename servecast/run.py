@@ -209,6 +209,7 @@ def _pool(setup: Setup, pool: PoolSetup) -> Pool:
         ranks=pool.layout.dp,
         stages=stages,
         fills_queue=engine.fills_queue,
+        drafting=pool.drafting,
     )
 
 
@@ -243,5 +244,6 @@ def _cache(setup: Setup, pool: PoolSetup, tables: Tables) -> Callable[[int, int]
     paths = known if trace.samples is None else shared_prompts(known, trace.prompt_tokens, trace.samples, size)
     if tree:
         return lambda num_blocks, block_size: RadixCache(num_blocks, block_size, paths)
-    cache = partial(HybridCache, tables=tables) if slides else PrefixCache
+    drops_last = engine.speculation is not None and engine.speculation.drops_last
+    cache = partial(HybridCache, tables=tables) if slides else partial(PrefixCache, drops_last=drops_last)
     return lambda num_blocks, block_size: cache(num_blocks, block_size, paths, engine.blank_blocks_first)

@@ -27,6 +27,7 @@ from servecast.mistakes import MistakeError, say
 from servecast.own_policy import split
 from servecast.parts import Count, Part, Time, checked, known, known_model
 from servecast.serve_args import KEY, put_into, read_line
+from servecast.speculation import LengthPart, SpeculationPart
 from servecast.units import Size
 from servecast.workload import (
     ClassPart,
@@ -84,8 +85,8 @@ class PoolPart(Part):
     GPUs, or with `ep` dealt out whole (`experts` says more). `dcp` of the `tp` GPUs share the tokens of the KV cache,
     `pcp` groups of `tp` the tokens of a step; `network` is the adapter between nodes, where a replica needs several.
     `profile` is a file with the GPU's kernel times, or datasheet; unset, the shipped profile of the GPU, or its
-    datasheet where there is none. Of several pools each may have a `model`, `host` and `memory` of its own, and an
-    `engine`: options on top of the scenario's, or, with a preset, in place of them. `weight` is what the router
+    datasheet where there is none. Of several pools each may have a `model`, `host`, `memory` and `speculation` of its
+    own, and an `engine`: options on top of the scenario's, or, with a preset, in place of them. `weight` is what the router
     `weighted` goes by. `failures` and `autoscale` change how many there are; `cold_start`: from a replica's start
     until it serves (unset, an estimate for vLLM)."""
 
@@ -107,6 +108,7 @@ class PoolPart(Part):
     engine: dict[str, Any] | None = None
     host: HostPart | None = None
     memory: MemoryPart | None = None
+    speculation: SpeculationPart | None = None
     failures: FailuresPart | None = None
     autoscale: AutoscalePart | None = None
     cold_start: Moment | None = None
@@ -162,7 +164,8 @@ class ClusterPart(Part):
     @model_validator(mode="after")
     def _names(self) -> ClusterPart:
         if len(self.pools) == 1:
-            own = [key for key in ("model", "engine", "host", "memory") if getattr(self.pools[0], key) is not None]
+            keys = ("model", "engine", "host", "memory", "speculation")
+            own = [key for key in keys if getattr(self.pools[0], key) is not None]
             if own:
                 raise MistakeError(
                     f".pools.0.{key}: there is one pool; write it outside cluster, as {key}" for key in own
@@ -227,6 +230,7 @@ class Scenario(Part):
     workload: WorkloadPart
     host: HostPart = HostPart()
     memory: MemoryPart = MemoryPart()
+    speculation: SpeculationPart | None = None
     slo: SloPart = SloPart()
     cost: CostPart | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -372,7 +376,8 @@ def _fields(loc: list[Any]) -> list[str]:
         "events": EventPart, "limits": LimitsPart, "experts": ExpertsPart,
         "host": HostPart, "extras": ExtraPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
         "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
-        "priority": PriorityPart, "prometheus": PrometheusPart,
+        "priority": PriorityPart, "prometheus": PrometheusPart, "speculation": SpeculationPart,
+        "acceptance": LengthPart,
         "servegen": ServegenPart, "cost": CostPart, "power": PowerPart, "buy": BuyPart, "api": ApiPart,
     }  # fmt: skip
     innermost = [parts[name] for name in map(str, loc) if name in parts]

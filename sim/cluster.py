@@ -20,6 +20,7 @@ from sim.bootstrap import BootstrapDesk
 from sim.changes import Changes
 from sim.clock import Clock
 from sim.direct import Direct
+from sim.drafts import Drafting
 from sim.frontend import FrontEnd
 from sim.gateway import Gateway
 from sim.handover import HandOver, Split, SplitDesk
@@ -50,7 +51,7 @@ class Pool:
     replica, of which `cache` makes its KV cache, for the block `tables` of the model's layers. `weight` of a replica
     where the router goes by weights; `serves`: which of the fleet's models; `role`: whether it reads prompts, answers,
     or does both. With a `group` cost so many `ranks` after each other step together; with `stages` a replica is a
-    pipeline (`fills_queue`: see there)."""
+    pipeline (`fills_queue`: see there). `drafting`: how its engines speculate, which their `cost` has then."""
 
     replicas: int
     scheduler: Scheduler
@@ -69,6 +70,7 @@ class Pool:
     ranks: int = 1
     stages: PipelineCost | None = None
     fills_queue: bool = False
+    drafting: Drafting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ class Cluster:
         """A new replica of a pool."""
         policy = pool.scheduler
         kv = pool.cache(pool.num_blocks, pool.block_size)
-        state = State(kv, policy.by_priority, pool.tables, policy.pulled_first)
+        state = State(kv, policy.by_priority, pool.tables, policy.pulled_first, pool.drafting)
         parts = index, self._clock, state, deepcopy(policy)
         options: dict[str, Any] = {
             "max_model_len": pool.max_model_len, "asynchronous": pool.asynchronous, "on_pull": self._pull

@@ -49,6 +49,8 @@ class Replica(Engine):
         self._max_model_len = max_model_len
         kv = state.kv
         room = scheduler.room(kv) // kv.tables * kv.block_size
+        if state.drafting is not None:
+            room -= state.drafting.slack
         self._always_fits = min(max_model_len, room, scheduler.longest_prompt)  # tokens of one request
         self._interruptible = False
         self._wake: At | None = None
@@ -92,7 +94,9 @@ class Replica(Engine):
         """A request gets to the engine now. One that can never be served is rejected: logged, with the reason."""
         request.replica = self.index
         if request.prompt_tokens + request.max_tokens > self._always_fits and (
-            rejection := rejection_of(request, self.state.kv, self._scheduler, self._max_model_len)
+            rejection := rejection_of(
+                request, self.state.kv, self._scheduler, self._max_model_len, self.state.drafting
+            )
         ):
             request.outcome = rejection
             self._log.record(self.index, request, request.output_tokens)

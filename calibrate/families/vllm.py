@@ -28,6 +28,8 @@ SAME = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size",
         "async_scheduling", "enforce_eager", "fuse_allreduce_rms", "fi_allreduce_fusion_max_size_mb",
         "dtype", "kv_cache_dtype", "quantization", "num_gpu_blocks_override")  # fmt: skip
 """Options that the simulator knows by vLLM's names."""
+DRAFTS = tuple(f"speculative_config.{name}" for name in (
+    "method", "num_speculative_tokens", "model", "prompt_lookup_max", "prompt_lookup_min"))  # fmt: skip
 
 
 def resolve(
@@ -54,13 +56,20 @@ def resolve(
     default("fuse_allreduce_rms", preset["fuse_allreduce"] and gpu.architecture in preset["fused_mib"])
     default("dtype", "auto")
     default("kv_cache_dtype", "auto")
+    for name in DRAFTS:
+        default(name, None)
     _batch_defaults(chosen, gpu, preset)
-    if problems := _startup_checks(values, preset, model):
+    problems = _draft_checks(chosen)
+    if problems := problems + _startup_checks(values, preset, model):
         raise ServecastError(*problems)
     eager = values["enforce_eager"]
+    drafts = _speculation(values, preset)
+    policy = {name: values[name] for name in (V0_POLICY if v0 else POLICY)}
+    policy |= {name: preset[name] for name in (() if v0 else RULES)}
+    if drafts and drafts["method"] == "draft_model" and preset["drafts"]["slots"]:
+        policy["max_num_batched_tokens"] -= values["max_num_seqs"]
     return {name: values[name] for name in SAME} | {
-        "policy": {name: values[name] for name in (V0_POLICY if v0 else POLICY)}
-        | {name: preset[name] for name in (() if v0 else RULES)},
+        "policy": policy,
         "gpu_memory_utilization": float(values["gpu_memory_utilization"]),
         "strict_pool_check": preset["strict_pool_check"],
         "blank_blocks_first": preset["blank_blocks_first"],
@@ -71,7 +80,8 @@ def resolve(
         "names": {},
         "pipeline": _pipeline(values, preset, model),
         "fills_queue": preset.get("fills_queue", False),
-        "graphs": _graphs(values, preset["graph"], gpu),
+        "graphs": _graphs(values, preset, gpu),
+        "speculation": drafts,
         "cuda_graph_bytes": 0 if eager else round(preset["cuda_graph_gib"] * GIB),
         "overlap": _overlap(values, preset),
     }
@@ -93,23 +103,70 @@ def _overlap(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, 
     return {field: values[option] for field, option in thresholds.items()} | dict(preset["dbo"])
 
 
-def _graphs(values: Mapping[str, Any], rule: Mapping[str, int], gpu: Gpu) -> dict[str, Any]:
+def _speculation(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `calibrate.engine.Speculation` is made of."""
+    method, tokens, model = (values[f"speculative_config.{name}"] for name in ("method", "num_speculative_tokens", "model"))
+    if method is None:
+        return None
+    return {
+        "method": "mtp" if method == "deepseek_mtp" else method,
+        "tokens": tokens,
+        "model": model,
+        "at_admission": preset["drafts"]["at_admission"],
+    }
+
+
+def _draft_checks(chosen: Chosen) -> list[str]:
+    """What is missing of the speculative config, or wrong with it, and whether drafting leaves the engine asynchronous:
+    the lookup of n-grams runs on the CPU, which knows the last tokens only when a step is over."""
+    values, key = chosen.values, "engine.speculative_config"
+    method, tokens, model = (values[f"speculative_config.{name}"] for name in ("method", "num_speculative_tokens", "model"))
+    if method is None:
+        given = [name for name in DRAFTS if values[name] is not None]
+        return [f"{key}.method: missing, beside {n}; one of ngram, eagle, eagle3, mtp, draft_model" for n in given[:1]]
+    problems = []
+    if tokens is None:
+        problems.append(f"{key}.num_speculative_tokens: missing; how many tokens are drafted in a step, for example 3")
+    if method == "draft_model" and model is None:
+        problems.append(f"{key}.model: missing; which model drafts, for example llama-3.2-1b")
+    if model is not None and method in ("ngram", "mtp", "deepseek_mtp"):
+        problems.append(f"{key}.model: {model!r} given, and {method} drafts without a model of its own; take it out")
+    if method == "ngram":
+        if values["async_scheduling"] and chosen.sources["async_scheduling"] == "user":
+            problems.append("engine.async_scheduling: true, which vLLM refuses with ngram; take it out")
+        elif values["async_scheduling"]:
+            values["async_scheduling"] = False
+            chosen.sources["async_scheduling"] = "off with ngram, as in vLLM"
+    return problems
+
+
+def _graphs(values: Mapping[str, Any], preset: Mapping[str, Any], gpu: Gpu) -> dict[str, Any]:
     """The batches of tokens for which vLLM captures CUDA graphs: none with `enforce_eager`, nor, for steps with
     prompts, with `cudagraph_mode` FULL_DECODE_ONLY.
 
     1, 2, 4, multiples of 8 below 256 and of the stride from there, up to `max_cudagraph_capture_size`, which is twice
     `max_num_seqs` or the limit unless it is given; from 0.24 `max_num_batched_tokens` too, where it is no larger
-    (`_set_cudagraph_sizes` in vllm/config of each version).
+    (`_set_cudagraph_sizes` in vllm/config of each version). With drafts the steps of decodes alone are of whole
+    sequences, each with its drafts, and the sizes are rounded up to such (`adjust_cudagraph_sizes_for_spec_decode`).
     """
+    rule, queries = preset["graph"], 1 + (values["speculative_config.num_speculative_tokens"] or 0)
+    rounds = queries > 1 and preset["drafts"]["rounds_graphs"]
     mode = values["cudagraph_mode"]
     if values["enforce_eager"] or mode == "NONE":
         return {"decode": (), "mixed": ()}
     limit = rule.get(gpu.architecture, rule["limit"])
-    asked = values["max_cudagraph_capture_size"] or min(2 * values["max_num_seqs"], limit)
+    asked = values["max_cudagraph_capture_size"] or min(2 * values["max_num_seqs"] * (queries if rounds else 1), limit)
     most = min(asked, values["max_num_batched_tokens"])
     budget = [most] if rule.get("budget") and most == values["max_num_batched_tokens"] else []
     every = {1, 2, 4, *range(8, 256, 8), *range(256, most + 1, rule["stride"]), *budget}
+    if rounds:
+        every = {-(-n // queries) * queries for n in every if n <= most} | {queries}
     sizes = tuple(sorted(n for n in every if n <= most))
+    if not sizes:
+        raise ServecastError(
+            f"engine.max_cudagraph_capture_size {most} is below the {queries} tokens of one sequence with its drafts: "
+            f"raise it to {queries}, or lower speculative_config.num_speculative_tokens to {most - 1}"
+        )
     return {"decode": sizes, "mixed": () if "DECODE_ONLY" in mode else sizes, "compiled": True}
 
 

@@ -1,0 +1,167 @@
+"""What steps cost that verify drafts and make the next ones: the target's kernels with several tokens a sequence, and
+the draft model's.
+
+The target computes a sequence's own token and its drafts at once, and the logits of all. The draft model then runs over
+the tokens of the whole step, prompts too, since it has a KV cache of its own to fill; that gives the first draft of every
+sequence, and one pass more each of the others, with one token a sequence. What the host does for these passes besides
+launching their kernels is not in it. n-gram lookup has no kernels.
+
+Attention to a sequence's KV is priced as that of so many times the query heads: kernels read a KV head once for all
+query rows that meet it, of several heads or several tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrate.cost import CompiledCost, own_cost
+from calibrate.engine import EngineSpec
+from calibrate.layout import Parallelism
+from calibrate.model import ModelSpec
+from calibrate.reads import Line
+from calibrate.speculation import Draft, draft_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from calibrate.prices import Prices
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Pieces = list[tuple[Floats, Floats, Floats]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpeculativeCost:
+    """A `StepCost` of an engine that drafts `tokens` tokens a sequence. `plain` is its cost without drafts, `target` that
+    of verifying; `draft` has the lines of the first pass, `passes` those of the others.
+
+    By tokens of a step: `mixed_s` (with prompts), `decode_s`; by sampled positions `positions_s`; by sequences
+    `later_s`, what the passes after the first take but for attention, `after_s` and `floor_s` of the host, to which
+    `launch_s` adds by tokens.
+    """
+
+    tokens: int
+    plain: CompiledCost
+    target: CompiledCost
+    draft: CompiledCost | None
+    passes: CompiledCost | None
+    mixed_s: Floats
+    decode_s: Floats
+    positions_s: Floats
+    later_s: Floats
+    after_s: Floats
+    floor_s: Floats
+    launch_s: Floats
+    decode_launch_s: Floats
+    provenance: Mapping[str, object]
+    swap_block_s: float = 0.0
+
+    def step_s(
+        self,
+        chunks: Sequence[tuple[int, int]],
+        decodes: int,
+        kv_tokens: int,
+        seen: Sequence[int] = (),
+        drafts: int = 0,
+    ) -> float:
+        """Seconds of one step; see `StepCost`. `drafts` are verified in it besides."""
+        if not chunks:
+            return float(self.verified_s(decodes, np.array([kv_tokens]), np.array([drafts]))[0])
+        tokens = decodes + drafts + sum(q for q, _ in chunks)
+        sequences = decodes + len(chunks)
+        attention = self.target.attention_s(chunks, decodes, kv_tokens)
+        if self.draft is not None and self.passes is not None:
+            attention += self.draft.attention_s(chunks, decodes, kv_tokens)
+            held = kv_tokens + sum(q + context for q, context in chunks)
+            attention += (self.tokens - 1) * self.passes.attention_s((), sequences, held)
+        step = self.mixed_s[tokens] + self.positions_s[sequences + drafts] + self.later_s[sequences] + attention
+        floor = self.floor_s[sequences] + self.launch_s[tokens]
+        return float(max(step + self.after_s[sequences], floor))
+
+    def verified_s(self, decodes: int, kv_tokens: Ints, drafts: Ints) -> Floats:
+        """float64[steps]: seconds of steps without prompts, in which `decodes` sequences with `kv_tokens` tokens in KV
+        verify so many `drafts` (int64[steps] each)."""
+        attention = _on_line(self.target, decodes, kv_tokens)
+        if self.draft is not None and self.passes is not None:
+            attention = attention + _on_line(self.draft, decodes, kv_tokens)
+            attention = attention + (self.tokens - 1) * _on_line(self.passes, decodes, kv_tokens)
+        at = decodes + drafts
+        step = self.decode_s[at] + self.positions_s[at] + self.later_s[decodes] + attention
+        seconds: Floats = np.maximum(step + self.after_s[decodes], self.floor_s[decodes] + self.decode_launch_s[at])
+        return seconds
+
+    def decode_line(self, decodes: int, kv_tokens: int) -> Line | None:
+        """None: steps are asked for."""
+
+    def window_lines(self, decodes: int, seen: Sequence[int]) -> Sequence[Line]:
+        """None: models with windows are not served so."""
+        return ()
+
+
+def speculative_cost(
+    model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, plain: CompiledCost
+) -> SpeculativeCost:
+    """The cost of every step of an engine that speculates; `plain` is what `compile_cost` says of it. Raises
+    `ServecastError` as that does, and where it is not known what drafts."""
+    assert engine.speculation is not None
+    tokens = engine.speculation.tokens
+    target = own_cost(model, layout, engine, prices, queries=1 + tokens)
+    made = draft_of(model, engine)
+    sequences = np.arange(engine.max_num_seqs + 1)
+    draft = passes = None
+    mixed, decoding = np.array(target.tokens_s), np.array(target.decode_tokens_s)
+    launch, decode_launch, floor = (np.array(x) for x in (target.launch_s, target.decode_launch_s, target.floor_s))
+    later = np.zeros(len(sequences))
+    if made is not None:
+        draft = own_cost(made.model, layout, engine, prices, queries=1 + tokens)
+        passes = own_cost(made.model, layout, engine, prices)
+        fusing = _fusing_s(made, layout, prices, np.arange(len(mixed), dtype=np.float64))
+        mixed = mixed + draft.tokens_s + fusing
+        decoding = decoding + draft.decode_tokens_s + fusing[: len(decoding)]
+        once = np.array(passes.samples_s)[sequences]
+        each = np.array(passes.decode_tokens_s)[sequences] + fusing[sequences] + once
+        later = once + (tokens - 1) * each
+        launch, decode_launch = launch + draft.launch_s, decode_launch + draft.decode_launch_s
+        floor = floor + (tokens - 1) * np.array(passes.decode_launch_s)[sequences]
+    return SpeculativeCost(
+        tokens=tokens,
+        plain=plain,
+        target=target,
+        draft=draft,
+        passes=passes,
+        mixed_s=mixed,
+        decode_s=decoding,
+        positions_s=np.array(target.samples_s),
+        later_s=later,
+        after_s=np.array(target.after_s),
+        floor_s=floor,
+        launch_s=launch,
+        decode_launch_s=decode_launch,
+        provenance=plain.provenance,
+        swap_block_s=plain.swap_block_s,
+    )
+
+
+def _fusing_s(draft: Draft, layout: Parallelism, prices: Prices, tokens: Floats) -> Floats:
+    """Seconds of the projection that puts hidden states and embeddings together, by tokens."""
+    if not draft.fused:
+        return np.zeros_like(tokens)
+    hidden, plain = draft.model.hidden, draft.model.plain.weights
+    found: Floats = prices.gemm_s(plain, np.maximum(tokens, 1.0), hidden, draft.fused * hidden)
+    return np.where(tokens > 0, found, 0.0)
+
+
+def _on_line(cost: CompiledCost, decodes: int, kv_tokens: Ints) -> Floats:
+    """Seconds of the attention of steps of decodes alone."""
+    seconds = np.empty(len(kv_tokens))
+    low = -1.0
+    for upto, a, b in cost.decode[decodes]:
+        here = (kv_tokens > low) & (kv_tokens <= upto)
+        seconds[here] = a + b * kv_tokens[here]
+        low = upto
+    return seconds
