@@ -33,14 +33,14 @@ def outside_shares(
 ) -> dict[str, float]:
     """Family -> the share (0..1, 4 digits) of all step time that its kernels took outside the measured range, if any.
 
-    `steps` are columns of equal length: start_s, end_s, steps, prefill_requests, prefill_tokens, decodes, kv_tokens,
-    of runs of equal steps of one pipeline stage. A step's attention is judged by its mean context and mean chunk, what
-    data parallel ranks do together as if all had as many tokens.
+    `steps` are columns of equal length: start_s, end_s, steps, prefill_requests, prefill_tokens, decodes, kv_tokens and
+    draft_tokens, of runs of equal steps of one pipeline stage. A step's attention is judged by its mean context and mean
+    chunk, what data parallel ranks do together as if all had as many tokens; what a draft model does is not.
     """
     layout, tokens = layout.all2all(decoding=True), np.arange(engine.max_num_batched_tokens + 1)
     rows = {
         "tokens": padded_tokens(engine, local_tokens(layout, tokens)).astype(np.float64),
-        "samples": np.arange(engine.max_num_seqs + 1, dtype=np.float64),
+        "samples": np.arange(len(cost.samples_s), dtype=np.float64),
     }
     rows["group"] = layout.dp * layout.pcp * rows["tokens"]
     outside: dict[str, dict[str, Floats]] = {name: {} for name in rows}
@@ -54,8 +54,10 @@ def outside_shares(
     total, lost = 0.0, {family: 0.0 for tables in outside.values() for family in tables}
     lost |= dict.fromkeys(("prefill_attention", "decode_attention"), 0.0)
     for block in steps:
-        decodes, chunks, repeats = (block[c].astype(np.int64) for c in ("decodes", "prefill_requests", "steps"))
-        at = {"tokens": decodes + block["prefill_tokens"].astype(np.int64), "samples": decodes + chunks}
+        names = ("decodes", "prefill_requests", "steps", "draft_tokens")
+        decodes, chunks, repeats, drafts = (block[c].astype(np.int64) for c in names)
+        verified = decodes + drafts
+        at = {"tokens": verified + block["prefill_tokens"].astype(np.int64), "samples": verified + chunks}
         at["group"] = at["tokens"]
         total += float((block["end_s"] - block["start_s"]).sum())
         for name, tables in outside.items():
@@ -93,7 +95,8 @@ def _attention(
             piece = np.searchsorted(upto, seen)
             decode_s[here] += a[piece] + b[piece] * seen
     duration = (block["end_s"] - block["start_s"]) / repeats
-    lookups = np.array(cost.tokens_s)[at["tokens"]] + (np.array(cost.samples_s) + np.array(cost.after_s))[at["samples"]]
+    lookups = np.array(cost.tokens_s)[at["tokens"]] + np.array(cost.samples_s)[at["samples"]]
+    lookups += np.array(cost.after_s)[(decodes + block["prefill_requests"]).astype(np.int64)]
     prefill_s = np.where(block["prefill_requests"] > 0, np.maximum(duration - lookups - decode_s, 0.0), 0.0)
     out = {"decode_attention": np.zeros(len(decodes)), "prefill_attention": np.zeros(len(decodes))}
     groups = attention_groups(model, layout, stage)

@@ -27,8 +27,8 @@ class HostTime:
     """CPU seconds of one step: a synchronous engine adds `sync_*` to the GPU time, an asynchronous one overlaps
     `async_*` with it and adds `bubble_s`. Where no captured graph runs, launching a kernel takes `compiled_launch_s`,
     `uncaptured_launch_s` in a `cudagraph_mode` that captures none of such steps, or `eager_launch_s` with
-    `enforce_eager`; or those of a layer together `layer_s`, if that is known. Evidence and assumptions:
-    `catalog/engine-*.yaml`."""
+    `enforce_eager`; or those of a layer together `layer_s`, if that is known. Drafts take `draft_step_s` of a step, and
+    `draft_pass_s` of each pass of the draft model, besides. Evidence and assumptions: `catalog/engine-*.yaml`."""
 
     sync_base_s: float
     sync_per_sequence_s: float
@@ -39,6 +39,8 @@ class HostTime:
     uncaptured_launch_s: float
     eager_launch_s: float
     layer_s: float | None = None
+    draft_step_s: float = 0.0
+    draft_pass_s: float = 0.0
 
     def launching_s(self, eager: bool, compiled: bool, kernels: float) -> float:
         """Seconds in which a layer of so many `kernels` is launched, all eagerly or else `compiled` or not."""

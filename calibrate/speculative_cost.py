@@ -3,8 +3,8 @@ the draft model's.
 
 The target computes a sequence's own token and its drafts at once, and the logits of all. The draft model then runs over
 the tokens of the whole step, prompts too, since it has a KV cache of its own to fill; that gives the first draft of every
-sequence, and one pass more each of the others, with one token a sequence. What the host does for these passes besides
-launching their kernels is not in it. n-gram lookup has no kernels.
+sequence, and one pass more each of the others, with one token a sequence. An asynchronous engine's host does its part for
+them while the GPU works. n-gram lookup has no kernels.
 
 Attention to a sequence's KV is priced as that of so many times the query heads: kernels read a KV head once for all
 query rows that meet it, of several heads or several tokens.
@@ -128,6 +128,8 @@ def speculative_cost(
         later = once + (tokens - 1) * each
         launch, decode_launch = launch + draft.launch_s, decode_launch + draft.decode_launch_s
         floor = floor + (tokens - 1) * np.array(passes.decode_launch_s)[sequences]
+    host_s = engine.host.draft_step_s + tokens * engine.host.draft_pass_s * (made is not None)
+    after = np.array(target.after_s) + (0.0 if engine.async_scheduling else host_s)
     return SpeculativeCost(
         tokens=tokens,
         plain=plain,
@@ -138,8 +140,8 @@ def speculative_cost(
         decode_s=decoding,
         positions_s=np.array(target.samples_s),
         later_s=later,
-        after_s=np.array(target.after_s),
-        floor_s=floor,
+        after_s=after,
+        floor_s=floor + host_s,
         launch_s=launch,
         decode_launch_s=decode_launch,
         provenance=plain.provenance,

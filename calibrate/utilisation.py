@@ -36,12 +36,14 @@ class AtPeaks:
 
     def seconds(self, rows: Mapping[str, Floats]) -> tuple[Floats, Floats]:
         """(their FLOPs at the peaks of their dtypes, their bytes at the peak bandwidth), in seconds, of each row: a run
-        of equal steps with columns steps, prefill_requests, prefill_tokens, decodes and kv_tokens.
+        of equal steps with columns steps, prefill_requests, prefill_tokens, decodes, kv_tokens and draft_tokens (what
+        makes the drafts is left out).
 
         The chunks of a step are taken as whole prompts of equal length: what they attend to before them, cached or of
         earlier chunks, is left out. Data parallel ranks are taken to have as many tokens each.
         """
-        repeats, decodes, new = rows["steps"], rows["decodes"], rows["prefill_tokens"]
+        repeats, new = rows["steps"], rows["prefill_tokens"]
+        decodes = rows["decodes"] + rows["draft_tokens"]  # what is computed, also where it is in vain
         ranks = self.layout.pcp  # which share the tokens of a step
         counts = {"tokens": (decodes + new) / ranks, "samples": decodes + rows["prefill_requests"]}
         counts |= {"group": self.layout.dp * (decodes + new), "decodes": decodes / ranks, "chunk_keys": new / ranks}
@@ -67,15 +69,17 @@ class AtPeaks:
                 compute += op.flops_per_row * n / peak
         chunks, new, decodes = rows["prefill_requests"], rows["prefill_tokens"], rows["decodes"]
         seen = rows["kv_tokens"] + decodes * (rows["steps"] - 1) / 2 + decodes
+        computed = decodes + rows["draft_tokens"]
         q = new / np.maximum(chunks, 1)
         peak, size = gpu.flops["bf16"], model.dtype_bytes
         for g in attention_groups(model, layout, stage):
             read = np.minimum(seen, decodes * (g.window / 2 if g.chunked else g.window)) if g.window else seen
+            met = read * computed / np.maximum(decodes, 1)
             ranks = layout.pcp
             flops = (
-                g.pair_flops(decode=False) * chunks * _pairs(g, q) / ranks + g.pair_flops(decode=True) * read / ranks
+                g.pair_flops(decode=False) * chunks * _pairs(g, q) / ranks + g.pair_flops(decode=True) * met / ranks
             )
-            queries = (g.query_elements(decode=False) * new + g.query_elements(decode=True) * g.dcp * decodes) / ranks
+            queries = (g.query_elements(decode=False) * new + g.query_elements(decode=True) * g.dcp * computed) / ranks
             compute += g.layers * flops / peak
             moved += g.layers * (g.kv_token_bytes * (new + read / g.dcp / ranks) + size * queries)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import plotly.graph_objects as go
 
-from reports import look, words
+from reports import drafts, look, words
 from reports.series import Series, cdf, over_time, thinned
 from reports.spent import where_spent
 from sim.metrics import PERCENTILES, Distribution, Floats
@@ -239,6 +239,11 @@ def requests_scatter(result: Result) -> go.Figure:
     return figure
 
 
+def worth_of_drafts(result: Result) -> go.Figure:
+    """How many times as fast tokens come with drafts, by how many decode at once."""
+    return drafts.by_batch(drafts.of_manifest(result.manifest), result.summary()["mean_batch_size_current"])
+
+
 FIGURES: dict[str, tuple[Callable[[Result], go.Figure], str]] = {
     "latency": (
         latency_cdfs,
@@ -267,6 +272,11 @@ FIGURES: dict[str, tuple[Callable[[Result], go.Figure], str]] = {
         batch_over_time,
         "Prefill reads prompts: it is bound by compute and sets TTFT; decode writes one token a request and step: it "
         "is bound by memory bandwidth and sets TPOT, and steps with prefill stretch the gaps between tokens.",
+    ),
+    "drafts": (
+        worth_of_drafts,
+        "Drafts are nearly free while a step waits for memory, and cost what they compute when many decode at once: "
+        "below the dashed line answers come later with them.",
     ),
     "use": (
         use_over_time,

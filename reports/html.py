@@ -12,7 +12,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from reports import figures, pool_words, spent, words
+from reports import drafts, figures, pool_words, spent, words
 from reports.cost_words import cost_assumptions, cost_rows
 from reports.page import card, figure, page
 from reports.words import NONE, gib, percent, quantity
@@ -34,6 +34,7 @@ def report_html(result: Result) -> str:
             _pools(summary),
             "".join(f"<p>Pipeline stages: {escape(said)}</p>" for said in pool_words.pipelines(summary)),
             "".join(f"<p>Replicas: {escape(said)}</p>" for said in pool_words.came_and_went(summary)),
+            "".join(f"<p>Drafts: {escape(said)}</p>" for said in drafts.said(summary, result.manifest)),
             _cost(summary, result.manifest),
             *(figure(name, caption) for name, (_, caption) in _figures(summary).items() if name != "spent"),
             "<h2>Assumptions, and where the numbers come from</h2>",
@@ -178,6 +179,7 @@ def _figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     if not summary["engine_steps"]:
         return {}
     there = {"spent": bool(summary["spent"]), "pools": "pools" in summary, "replicas": "peak_replicas" in summary}
+    there["drafts"] = bool(summary.get("draft_tokens"))
     return {name: made for name, made in figures.FIGURES.items() if there.get(name, True)}
 
 

@@ -19,7 +19,7 @@ BINS = 240
 CDF_POINTS = 500
 COLUMNS = (
     "replica", "start_s", "end_s", "steps", "prefill_requests", "prefill_tokens", "decodes", "kv_tokens",
-    "output_tokens", "running", "kv_blocks", "kv_blocks_end", "preempted",
+    "output_tokens", "running", "kv_blocks", "kv_blocks_end", "preempted", "draft_tokens",
 )  # fmt: skip
 
 

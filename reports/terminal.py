@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports import pool_words, spent, words
+from reports import drafts, pool_words, spent, words
 from reports.cost_words import cost_facts
 from reports.words import gib, percent, quantity
 from sim.result import Result
@@ -114,6 +114,7 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         *[("Stages", said) for said in pool_words.pipelines(s)],
         *[("Replicas", said) for said in pool_words.came_and_went(s)],
         ("Preemptions", "; ".join(filter(None, words.preemptions(s)))),
+        *[("Drafts", said) for said in drafts.said(s, result.manifest)],
         *([("Prefix hits", f"{percent(found)} of prompt tokens")] if found is not None else []),
         *cost_facts(s, result.manifest),
     ]

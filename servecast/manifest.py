@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -36,7 +37,7 @@ def versions() -> dict[str, str]:
 def manifest(setup: Setup) -> dict[str, Any]:
     """The facts; `pools` has a pool's own, in the order of the scenario."""
     requests = setup.requests
-    pools = [_pool(pool) for pool in setup.pools]
+    pools = [_pool(pool) | _drafts(setup, pool) for pool in setup.pools]
     notes = dict.fromkeys(
         note
         for i, pool in enumerate(setup.pools)
@@ -94,6 +95,18 @@ def _pool(pool: PoolSetup) -> dict[str, Any]:
         "memory": memory_facts(pool.memory),
         "cost": dict(pool.cost.provenance),
     }
+
+
+def _drafts(setup: Setup, pool: PoolSetup) -> dict[str, Any]:
+    """What drafts are worth to sequences of the workload's mean length, halfway through their answers."""
+    trace, memory = setup.requests.trace, pool.memory
+    prompt, output = (float(tokens.mean()) for tokens in (trace.prompt_tokens, trace.output_tokens))
+    most = min(int(memory.concurrency(round(prompt + output))), pool.engine.max_num_seqs)
+    worth = pool.draft_worth(round(prompt + output / 2), max(1, most))
+    if worth is None:
+        return {}
+    steps = [[n, plain_s, drafted_s] for n, (plain_s, drafted_s) in worth.by_batch.items()]
+    return {"drafts": {**asdict(worth), "by_batch": steps}}
 
 
 def memory_facts(plan: MemoryPlan) -> dict[str, Any]:

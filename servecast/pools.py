@@ -8,8 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
+from calibrate.acceptance import mean_length
 from calibrate.connectors import load_transfer_link
 from calibrate.cost import CompiledCost, StepCost, compile_cost
+from calibrate.draft_worth import DraftWorth, worth
 from calibrate.engine import EngineSpec, resolve_engine
 from calibrate.fixes import require_fit
 from calibrate.group_cost import GroupCost, group_cost
@@ -74,6 +76,14 @@ class PoolSetup:
             return self.pipeline
         pieces = self.engine.ubatch_tokens
         return InPieces(self.cost, pieces) if pieces else self.cost
+
+    def draft_worth(self, context: int, most: int) -> DraftWorth | None:
+        """What its drafts are worth to up to `most` sequences of so many tokens; None where it makes none."""
+        if self.drafts is None or self.drafting is None:
+            return None
+        proposes = self.drafting.proposes
+        length = 1 + proposes * (mean_length(self.drafting.rates) - 1)
+        return worth(self.drafts, length, proposes, context, most)
 
     @property
     def engines(self) -> int:

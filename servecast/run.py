@@ -130,10 +130,11 @@ def _outside(setup: Setup, deployment: Deployment, cluster: Cluster) -> list[dic
     for pool, first in zip(setup.pools, deployment.first, strict=False):
         shares: dict[str, float] = {}
         if pool.cost.provenance["kind"] != "datasheet":
+            cost = pool.cost if pool.drafts is None else pool.drafts.target
             steps = cluster.log.steps.table()
             if len(setup.pools) > 1:
                 steps = steps.where((steps["replica"] >= first) & (steps["replica"] < first + pool.engines))
-            shares = outside_shares(pool.model, pool.layout, pool.engine, pool.prices, pool.cost, steps.blocks())
+            shares = outside_shares(pool.model, pool.layout, pool.engine, pool.prices, cost, steps.blocks())
         found.append(shares)
     return found
 

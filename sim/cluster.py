@@ -34,6 +34,7 @@ from sim.request import Request
 from sim.routers import Fleet, Known
 from sim.schedulers import Scheduler
 from sim.source import Desk, Source
+from sim.speculative import SpeculativeDecodes
 from sim.split_replicas import SIDES, PushSide
 from sim.state import State
 from sim.steplog import Log
@@ -122,7 +123,7 @@ class Cluster:
 
         def renew(numbers: range) -> None:
             for number in numbers:
-                self._record_stages(number)
+                self._record_totals(number)
             steps = [self.front_ends[number].replica.state.step for number in numbers]
             made = self._unit(self._pools[self._of[numbers[0]]], numbers)
             self.front_ends[numbers.start : numbers.stop] = made
@@ -228,15 +229,18 @@ class Cluster:
         finally:
             gc.unfreeze()
             for number in range(len(self.front_ends)):
-                self._record_stages(number)
+                self._record_totals(number)
         if len(requests) != self._source.total:
             replicas = [front_end.replica for front_end in self.front_ends]
             raise ServecastError(why_stuck(replicas, self._desks, len(requests), self._source.total))
         return True
 
-    def _record_stages(self, number: int) -> None:
-        if isinstance(replica := self.front_ends[number].replica, Pipeline):
+    def _record_totals(self, number: int) -> None:
+        replica = self.front_ends[number].replica
+        if isinstance(replica, Pipeline):
             replica.record_stages()
+        if isinstance(decodes := replica.state.decodes, SpeculativeDecodes):
+            self.log.drafted(number, decodes.sequences, decodes.drafted, decodes.accepted)
 
     def _desk_of(self, request: Request) -> Direct | SplitDesk:
         return self._desks[0 if self._asks is None else int(self._asks[request.id])]

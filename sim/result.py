@@ -24,7 +24,7 @@ from sim.presence import Presence
 from sim.spent import Spent
 from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
 from sim.streams import Streams
-from sim.summary import came_and_went, class_summary, found_in_cache, recomputed
+from sim.summary import accepted_drafts, came_and_went, class_summary, found_in_cache, recomputed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -63,6 +63,7 @@ class Result:
         self._changes = log.changes.table()
         self._losses = log.losses.table()
         self._stages = log.stages.table()
+        self._drafts = log.drafts.table()
         self.presence = Presence(self._changes) if self._changes.height else None
         """How many replicas there were; None where none came or went."""
         self._steps = log.steps.table()
@@ -318,6 +319,8 @@ class Result:
                 out["pools"][name]["spent"] = spent
         if self._stages.height:
             out["stages"] = stage_shares(self.deployment, self._stages, self._steps)
+        if self._drafts.height:
+            out |= accepted_drafts(self._drafts)
         if self._transfers.height:
             out["handed_over"] = handed_over(self._rows, self._transfers)
         return out

@@ -94,6 +94,10 @@ LOSS_COLUMNS = ("id", "replica", "time_s", "output_tokens")
 STAGE_COLUMNS = ("replica", "stage", "busy_s")
 """Columns of the log of pipeline stages: how long each computed."""
 
+DRAFT_COLUMNS = ("replica", "sequences", "draft_tokens", "accepted_tokens")
+"""Columns of the log of drafts, where engines speculate: sequences that decoded in a step, summed over all steps, what was
+drafted for them, and what of it was right."""
+
 OUTCOMES = (
     "length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished", "over_step",
     "failed", "over_outstanding", "over_prompt_tokens",
@@ -232,9 +236,9 @@ class Table(Mapping[str, Floats]):
 
 class Log:
     """All rows of one simulation: steps, requests, transfers, replicas that come and go and what they lose, the stages
-    of pipelines, and the token gaps that are not as long as a step."""
+    of pipelines, drafts, and the token gaps that are not as long as a step."""
 
-    __slots__ = ("changes", "gaps", "losses", "requests", "stages", "steps", "transfers")
+    __slots__ = ("changes", "drafts", "gaps", "losses", "requests", "stages", "steps", "transfers")
 
     def __init__(self) -> None:
         self.steps = Rows(STEP_COLUMNS)
@@ -245,6 +249,7 @@ class Log:
         self.changes = Rows(CHANGE_COLUMNS)
         self.losses = Rows(LOSS_COLUMNS)
         self.stages = Rows(STAGE_COLUMNS)
+        self.drafts = Rows(DRAFT_COLUMNS)
 
     def spill(self) -> None:
         """Move what fills blocks out of memory."""
@@ -268,6 +273,10 @@ class Log:
     def stage(self, *row: float) -> None:
         """What a pipeline stage did, in all: STAGE_COLUMNS."""
         self.stages.extend(self.stages.pack(*row))
+
+    def drafted(self, *row: float) -> None:
+        """What a replica drafted, in all: DRAFT_COLUMNS."""
+        self.drafts.extend(self.drafts.pack(*row))
 
     def gap(self, since_s: float, end_s: float, tokens: int, id: int = -1) -> None:
         """`tokens` tokens came at `end_s`, each after one at `since_s`."""

@@ -61,6 +61,18 @@ def recomputed(rows: Table, steps: Table, preemptions: int) -> dict[str, Any]:
     return {"recomputed_tokens": int(again), "recomputed_fraction": again / computed if computed else 0.0}
 
 
+def accepted_drafts(drafts: Table) -> dict[str, Any]:
+    """What was drafted and how much of it was right, as vLLM counts it: `mean_acceptance_length` is the tokens that a
+    sequence got of a step that it decoded in, the target's own among them."""
+    sequences, drafted, accepted = (float(drafts[name].sum()) for name in drafts if name != "replica")
+    return {
+        "draft_tokens": int(drafted),
+        "accepted_draft_tokens": int(accepted),
+        "draft_acceptance_rate": accepted / drafted if drafted else None,
+        "mean_acceptance_length": 1.0 + accepted / sequences if sequences else None,
+    }
+
+
 def came_and_went(
     rows: Table, losses: Table, presence: Presence, deployment: Deployment, duration_s: float
 ) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SMALL = {
     "replica", "requests", "prefill_replica", "decode_replica", "tokens", "prompt_tokens", "cached_tokens",
     "max_tokens", "preemptions", "samples", "steps", "prefill_requests", "prefill_tokens", "decodes", "gaps", "running",
-    "waiting", "kv_blocks", "kv_blocks_end", "preempted",
+    "waiting", "kv_blocks", "kv_blocks_end", "preempted", "draft_tokens",
 }  # fmt: skip
 LARGE = {"id", "kv_tokens", "output_tokens", "step", "first_step", "last_step"}
 """Whole-numbered columns, kept in 32 and 64 bits: a table of a million requests should stay small."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from calibrate.breakdown import Step
+from calibrate.draft_worth import DraftWorth
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ class Explained:
     `by_length`: a prompt alone, by its tokens; `by_batch`: a decode step of so many at `context` tokens each;
     `by_context`: one of a single request after so many tokens; `by_chunk`: a step with a chunk of so many tokens beside
     `beside` decodes, in seconds, with 0 for no chunk. `turns_empty` and `turns`: the batch from which on decoding is
-    bound by compute, without context and with `context`; None: never.
+    bound by compute, without context and with `context`; None: never. All steps are without drafts: what these are worth
+    is in `drafts`, where the engine makes them.
     """
 
     setup: str
@@ -96,6 +98,7 @@ class Explained:
     turns: int | None
     half_cached_s: float
     static: Static | None
+    drafts: DraftWorth | None
     changes: tuple[Change, ...]
     pricing: str
     version: str

@@ -7,6 +7,7 @@ from html import escape
 
 import plotly.graph_objects as go
 
+from reports import drafts
 from reports.explaining import figures, words
 from reports.explaining.facts import Explained
 from reports.page import card, figure, page
@@ -41,7 +42,9 @@ def explain_html(explained: Sequence[Explained]) -> str:
 
 def figures_of(explained: Sequence[Explained]) -> dict[str, go.Figure]:
     """The page's figures, by name; from the second pool on with its number."""
-    return {_id(name, i): make(e) for i, e in enumerate(explained) for name, (make, _) in FIGURES.items()}
+    made = {_id(name, i): make(e) for i, e in enumerate(explained) for name, (make, _) in FIGURES.items()}
+    drafting = {_id("drafts", i): e.drafts for i, e in enumerate(explained) if e.drafts is not None}
+    return made | {name: drafts.by_batch([("", worth)]) for name, worth in drafting.items()}
 
 
 def _id(name: str, pool: int) -> str:
@@ -80,6 +83,10 @@ def _pool(e: Explained, number: int) -> Iterator[str]:
     yield _terms(words.kept(e))
     yield "<h2>What it would be without, and with</h2>"
     yield _terms(words.lessons(e))
+    if e.drafts is not None:
+        yield _table(drafts.HEAD, drafts.rows(e.drafts))
+        yield figure(_id("drafts", number), "Drafts are nearly free while steps wait for memory; with many at once they cost "
+                     "what they compute.")  # fmt: skip
     yield _table(words.change_head(e), words.change_rows(e))
     yield "".join(f"<p class='soft'>Not shown: {escape(line)}</p>" for line in words.not_changed(e))
     yield "<h2>What it rests on</h2>"

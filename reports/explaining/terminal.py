@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from reports import drafts
 from reports.explaining import words
 from reports.explaining.facts import Explained
 
@@ -28,6 +29,9 @@ def print_explained(e: Explained, console: Console) -> None:
         console.print(Text(sentence), highlight=False)
     console.print()
     console.print(_pairs([*words.kept(e), *words.lessons(e)]))
+    if e.drafts is not None:
+        console.print()
+        console.print(_table(drafts.HEAD, drafts.rows(e.drafts)))
     console.print()
     console.print(_table(words.change_head(e), words.change_rows(e)))
     for line in words.not_changed(e):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from calibrate.breakdown import NAMES, Part, Step
+from reports import drafts
 from reports.explaining.facts import Alone, Explained
 from reports.words import gib, percent, quantity
 
@@ -168,6 +169,8 @@ def lessons(e: Explained) -> list[tuple[str, str]]:
                 f"that holds half of the prompt: TTFT {ms(e.half_cached_s)} in place of {ms(a.ttft_s)}.",
             )
         )
+    if e.drafts is not None:
+        found.append(("Drafts", drafts.lesson(e.drafts)))
     sizes = [n for n in e.by_chunk if n]
     if sizes and e.beside:
         none = e.by_chunk[0]
@@ -219,4 +222,5 @@ def assumptions(e: Explained) -> list[str]:
         "A part is bound by what it would need longer for at the peaks, or, below a fifth of them, by what its kernels "
         "take however little they do (kernel latency).",
         "Other number formats change no answer here: whether the model still answers as well is not looked at.",
+        *(["The engine drafts tokens: the steps above are without."] if e.drafts is not None else []),
     ]

@@ -206,6 +206,7 @@ def _explained(
         turns=turning_batch(model, layout, gpu, context),
         half_cached_s=engine.alone(prompt, output).front_end_s + engine.prompt(prompt, prompt // 2).seconds,
         static=_static(trace, min(kept.at_once, STATIC)),
+        drafts=pool.draft_worth(context, kept.at_once),
         changes=tuple(changes),
         pricing=str(pool.cost.provenance.get("kind", "")),
         version=version("servecast"),
