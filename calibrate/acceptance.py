@@ -5,7 +5,7 @@ It knows no engine: which drafts are right is a matter of the target model, of w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -42,14 +42,14 @@ def of_length(length: float, tokens: int) -> list[float]:
     return geometric((low + high) / 2, tokens)
 
 
-def of_lengths(lengths: Mapping[int, float]) -> list[float]:
+def of_lengths(lengths: Sequence[float]) -> list[float]:
     """Rates from mean acceptance lengths that were measured with 1, 2, 3, ... drafted tokens.
 
     A further token adds its rate to the length. Rates that would rise are noise: neighbours are pooled until none does
     (isotonic regression, the pool-adjacent-violators algorithm), and none is below 0.
     """
     pools: list[tuple[float, int]] = []  # mean, how many
-    for rate in np.diff([1.0, *(lengths[i + 1] for i in range(len(lengths)))]).tolist():
+    for rate in np.diff([1.0, *lengths]).tolist():
         pools.append((rate, 1))
         while len(pools) > 1 and pools[-1][0] > pools[-2][0]:
             (b, m), (a, n) = pools.pop(), pools.pop()

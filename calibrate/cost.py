@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from calibrate.prices import Prices
 
     Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
     Lines = list[list[tuple[float, float, float]]]  # of KvLines
 
 
@@ -66,6 +67,24 @@ class StepCost(Protocol):
     def window_lines(self, decodes: int, seen: Sequence[int]) -> Sequence[Line]:
         """What the layers of each window take besides, as lines in the tokens that they read, from `seen` on: a step
         without chunks is the sum of all lines, in this order, or the floor of `decode_line`."""
+
+
+class DraftCost(StepCost, Protocol):
+    """Prices steps of an engine that drafts (`calibrate.speculative_cost`)."""
+
+    def step_s(
+        self,
+        chunks: Sequence[tuple[int, int]],
+        decodes: int,
+        kv_tokens: int,
+        seen: Sequence[int] = (),
+        drafts: int = 0,
+    ) -> float:
+        """See `StepCost`; `drafts` are verified in it besides."""
+
+    def verified_s(self, decodes: int, kv_tokens: Ints, drafts: Ints) -> Floats:
+        """float64[steps]: seconds of steps without prompts, in which `decodes` sequences with `kv_tokens` tokens in KV
+        verify so many `drafts` (int64[steps] each)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ def outside_shares(
     """Family -> the share (0..1, 4 digits) of all step time that its kernels took outside the measured range, if any.
 
     `steps` are columns of equal length: start_s, end_s, steps, prefill_requests, prefill_tokens, decodes, kv_tokens and
-    draft_tokens, of runs of equal steps of one pipeline stage. A step's attention is judged by its mean context and mean
-    chunk, what data parallel ranks do together as if all had as many tokens; what a draft model does is not.
+    draft_tokens, of runs of equal steps of one pipeline stage. A step's attention is judged by its mean context and
+    mean chunk, what data parallel ranks do together as if all had as many tokens; what a draft model does is not.
     """
     layout, tokens = layout.all2all(decoding=True), np.arange(engine.max_num_batched_tokens + 1)
     rows = {

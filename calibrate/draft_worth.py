@@ -14,8 +14,8 @@ from calibrate.speculative_cost import SpeculativeCost
 @dataclass(frozen=True, slots=True)
 class DraftWorth:
     """Steps of sequences with `context` tokens each, which yield `length` tokens a sequence with drafts: sequences ->
-    (seconds without drafts, seconds with them). `turns`: the fewest sequences from which on drafts make tokens come later
-    with any number up to `most`; None where they never do."""
+    (seconds without drafts, seconds with them). `turns`: the fewest sequences from which on drafts make tokens come
+    later with any number up to `most`; None where they never do."""
 
     length: float
     context: int

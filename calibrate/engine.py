@@ -131,7 +131,7 @@ class EngineSpec:
     `pipeline`: how batches follow each other through pipeline stages, as `sim.pipeline` says: "in_turn", "staggered",
     or "serial", one batch at a time; empty where that is not modelled. `fills_queue`: of that.
     `ubatch_tokens`: a step of more tokens is computed in pieces of so many, one after the other (llama.cpp).
-    `overlap`: long steps of data parallel ranks are computed as two halves that overlap. `speculation`: it drafts tokens.
+    `overlap`: long steps of data parallel ranks are computed as two halves that overlap. `speculation`: it drafts.
     """
 
     preset: str

@@ -74,7 +74,9 @@ def _named(word: str, target: ModelSpec) -> ModelSpec:
     except ServecastError as error:
         raise ServecastError(*(f"{KEY}.model{p.removeprefix('model')}" for p in error.problems)) from None
     if model.windows or model.recurrent:
-        raise ServecastError(f"{KEY}.model: {model.name} has layers with windows or states, which are not modelled here")
+        raise ServecastError(
+            f"{KEY}.model: {model.name} has layers with windows or states, which are not modelled here"
+        )
     return replace(model, dtype=target.dtype, kv_dtype=target.kv_dtype)
 
 

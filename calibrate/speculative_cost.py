@@ -2,9 +2,9 @@
 the draft model's.
 
 The target computes a sequence's own token and its drafts at once, and the logits of all. The draft model then runs over
-the tokens of the whole step, prompts too, since it has a KV cache of its own to fill; that gives the first draft of every
-sequence, and one pass more each of the others, with one token a sequence. An asynchronous engine's host does its part for
-them while the GPU works. n-gram lookup has no kernels.
+the tokens of the whole step, prompts too, since it has a KV cache of its own to fill; that gives the first draft of
+every sequence, and one pass more each of the others, with one token a sequence. An asynchronous engine's host does its
+part for them while the GPU works. n-gram lookup has no kernels.
 
 Attention to a sequence's KV is priced as that of so many times the query heads: kernels read a KV head once for all
 query rows that meet it, of several heads or several tokens.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.cost import CompiledCost, own_cost
+from calibrate.cost import CompiledCost, longer_by, own_cost
 from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpeculativeCost:
-    """A `StepCost` of an engine that drafts `tokens` tokens a sequence. `plain` is its cost without drafts, `target` that
-    of verifying; `draft` has the lines of the first pass, `passes` those of the others.
+    """A `StepCost` of an engine that drafts `tokens` tokens a sequence. `plain` is its cost without drafts, `target`
+    that of verifying; `draft` has the lines of the first pass, `passes` those of the others.
 
     By tokens of a step: `mixed_s` (with prompts), `decode_s`; by sampled positions `positions_s`; by sequences
     `later_s`, what the passes after the first take but for attention, `after_s` and `floor_s` of the host, to which
@@ -94,6 +94,17 @@ class SpeculativeCost:
         step = self.decode_s[at] + self.positions_s[at] + self.later_s[decodes] + attention
         seconds: Floats = np.maximum(step + self.after_s[decodes], self.floor_s[decodes] + self.decode_launch_s[at])
         return seconds
+
+    def slowed(self, factor: float) -> SpeculativeCost:
+        """See `CompiledCost`."""
+        longer = np.array([longer_by(factor, tokens) for tokens in range(len(self.mixed_s))])
+        return replace(
+            self,
+            plain=self.plain.slowed(factor),
+            target=self.target.slowed(factor),
+            draft=None if self.draft is None else self.draft.slowed(factor),
+            mixed_s=longer * self.mixed_s,
+        )
 
     def decode_line(self, decodes: int, kv_tokens: int) -> Line | None:
         """None: steps are asked for."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from calibrate.scaled import PRICED, Scaled
 if TYPE_CHECKING:
     from numpy.random import Generator
 
+    from calibrate.speculative_cost import SpeculativeCost
+
+T = TypeVar("T", "CompiledCost", "SpeculativeCost")
 LEVEL = 0.8
 """The central share of the draws that a figure's range holds, and in which a difference has to be on one side of 0."""
 QUARTILE = 0.6745  # of a normal law: its median |error| in standard deviations
@@ -60,7 +63,7 @@ class Draw:
             front_end=replace(front, **{name: self.front_end * s for name, s in times.items()}),
         )
 
-    def cost(self, cost: CompiledCost) -> CompiledCost:
+    def cost(self, cost: T) -> T:
         """A compiled cost with long steps this much longer."""
         return cost.slowed(self.long_steps)
 

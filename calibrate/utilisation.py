@@ -76,9 +76,7 @@ class AtPeaks:
             read = np.minimum(seen, decodes * (g.window / 2 if g.chunked else g.window)) if g.window else seen
             met = read * computed / np.maximum(decodes, 1)
             ranks = layout.pcp
-            flops = (
-                g.pair_flops(decode=False) * chunks * _pairs(g, q) / ranks + g.pair_flops(decode=True) * met / ranks
-            )
+            flops = g.pair_flops(decode=False) * chunks * _pairs(g, q) / ranks + g.pair_flops(decode=True) * met / ranks
             queries = (g.query_elements(decode=False) * new + g.query_elements(decode=True) * g.dcp * computed) / ranks
             compute += g.layers * flops / peak
             moved += g.layers * (g.kv_token_bytes * (new + read / g.dcp / ranks) + size * queries)

@@ -70,13 +70,13 @@ def lesson(worth: DraftWorth) -> str:
     """The whole in a sentence."""
     most = max(worth.by_batch)
     return (
-        f"give {quantity(worth.length)} tokens a sequence and step: alone they come {worth.speedup(1):.2f} times as fast as "
-        f"without, {most:,} at once {worth.speedup(most):.2f} times; {turning(worth)}."
+        f"give {quantity(worth.length)} tokens a sequence and step: alone they come {worth.speedup(1):.2f} times as "
+        f"fast as without, {most:,} at once {worth.speedup(most):.2f} times; {turning(worth)}."
     )
 
 
 def by_batch(worths: Sequence[tuple[str, DraftWorth]], batch: float | None = None) -> go.Figure:
-    """How many times as fast tokens come with drafts, by how many decode at once; `batch`: where a run was on average."""
+    """How many times as fast tokens come with drafts, by how many decode at once; `batch`: a run's mean."""
     figure = look.panels(["<b>Tokens with drafts, against none</b>"])
     colours = (look.BLUE, look.ORANGE, look.GREEN, look.RED, look.GREY)
     values = [1.0]
@@ -85,7 +85,8 @@ def by_batch(worths: Sequence[tuple[str, DraftWorth]], batch: float | None = Non
         values += y
         figure.add_scatter(
             x=list(worth.by_batch), y=y, name=name if len(worths) > 1 else "with drafts", mode="lines+markers",
-            line={"color": colours[i % len(colours)], "width": 2}, hovertemplate="%{x:,} at once: %{y:.2f} times as fast",
+            line={"color": colours[i % len(colours)], "width": 2},
+            hovertemplate="%{x:,} at once: %{y:.2f} times as fast",
         )  # fmt: skip
     most = max(n for _, worth in worths for n in worth.by_batch)
     figure.add_scatter(
@@ -93,9 +94,9 @@ def by_batch(worths: Sequence[tuple[str, DraftWorth]], batch: float | None = Non
         hoverinfo="skip",
     )  # fmt: skip
     if batch and batch >= 1 and len(worths) == 1:
-        y = speedup_at(worths[0][1], batch)
+        here = speedup_at(worths[0][1], batch)
         figure.add_scatter(
-            x=[batch], y=[y], name="this run's mean batch", mode="markers",
+            x=[batch], y=[here], name="this run's mean batch", mode="markers",
             marker={"color": look.ORANGE, "size": 12, "symbol": "diamond"},
             hovertemplate="%{x:.4~g} at once: %{y:.2f} times as fast",
         )  # fmt: skip

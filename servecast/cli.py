@@ -136,7 +136,7 @@ def run(
 
 
 @main.command("list")
-@click.argument("what", type=click.Choice(["models", "gpus", "presets", "mixes", "prices", "scenarios"]))
+@click.argument("what", type=click.Choice(["models", "gpus", "presets", "mixes", "acceptance", "prices", "scenarios"]))
 def list_(what: str) -> None:
     """The names that scenarios can use, and the scenarios that come with servecast."""
     from servecast.listing import LISTINGS

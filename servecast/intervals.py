@@ -79,11 +79,13 @@ def _drawn(setup: Setup, each: Iterable[Draw]) -> Setup:
 
 def _under(pool: PoolSetup, draw: Draw) -> PoolSetup:
     engine, prices = draw.engine(pool.engine), Scaled(pool.prices, draw.factors)
-    cost, group, pipeline = costs(pool.model, pool.layout, engine, prices)
+    cost, group, pipeline, drafts = costs(pool.model, pool.layout, engine, prices)
     own = draw.cost(cost)
     if group is not None:
         group = replace(group, own=own)
     if pipeline is not None:
         stages = tuple(replace(stage, cost=draw.cost(stage.cost)) for stage in pipeline.stages)
         pipeline = replace(pipeline, stages=stages)
-    return replace(pool, engine=engine, prices=prices, cost=own, group=group, pipeline=pipeline)
+    if drafts is not None:
+        drafts = draw.cost(drafts)
+    return replace(pool, engine=engine, prices=prices, cost=own, group=group, pipeline=pipeline, drafts=drafts)

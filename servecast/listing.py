@@ -67,10 +67,11 @@ def scenarios() -> Iterable[str]:
 
 
 def acceptance() -> Iterable[str]:
-    """Every measured table of accepted drafts: the share of steps in which the drafts up to each position were right."""
+    """Every measured table of accepted drafts: the share of steps in which those up to each position were right."""
     for name in acceptance_names():
         rates = table(name)
-        yield f"{name:<30} {', '.join(f'{rate:g}' for rate in rates)} (3 drafted: {mean_length(rates[:3]):.2f} tokens a step)"
+        said = ", ".join(f"{rate:g}" for rate in rates)
+        yield f"{name:<30} {said} (3 drafted: {mean_length(rates[:3]):.2f} tokens a step)"
 
 
 LISTINGS: dict[str, Callable[[], Iterable[str]]] = {

@@ -4,8 +4,8 @@ and what is not modelled."""
 from __future__ import annotations
 
 import platform
-from functools import cache
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -68,6 +68,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "notes": [
             *notes,
             *_cache_notes(setup),
+            *_unused_drafts(setup),
             *notes_of(setup.scenario, setup.pools, setup.changes),
             *filter(None, [setup.costing.note]),
         ],
@@ -107,6 +108,11 @@ def _drafts(setup: Setup, pool: PoolSetup) -> dict[str, Any]:
         return {}
     steps = [[n, plain_s, drafted_s] for n, (plain_s, drafted_s) in worth.by_batch.items()]
     return {"drafts": {**asdict(worth), "by_batch": steps}}
+
+
+def _unused_drafts(setup: Setup) -> list[str]:
+    unused = setup.scenario.speculation is not None and all(pool.drafting is None for pool in setup.pools)
+    return ["speculation is not used: no engine has a speculative_config that drafts tokens"] if unused else []
 
 
 def memory_facts(plan: MemoryPlan) -> dict[str, Any]:

@@ -86,9 +86,9 @@ class PoolPart(Part):
     `pcp` groups of `tp` the tokens of a step; `network` is the adapter between nodes, where a replica needs several.
     `profile` is a file with the GPU's kernel times, or datasheet; unset, the shipped profile of the GPU, or its
     datasheet where there is none. Of several pools each may have a `model`, `host`, `memory` and `speculation` of its
-    own, and an `engine`: options on top of the scenario's, or, with a preset, in place of them. `weight` is what the router
-    `weighted` goes by. `failures` and `autoscale` change how many there are; `cold_start`: from a replica's start
-    until it serves (unset, an estimate for vLLM)."""
+    own, and an `engine`: options on top of the scenario's, or, with a preset, in place of them. `weight` is what the
+    router `weighted` goes by. `failures` and `autoscale` change how many there are; `cold_start`: from a replica's
+    start until it serves (unset, an estimate for vLLM)."""
 
     name: Annotated[str, Field(min_length=1)] | None = None
     role: Literal["unified", "prefill", "decode"] = "unified"

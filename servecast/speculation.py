@@ -1,12 +1,13 @@
-"""`speculation:` of a scenario, what an engine's drafts meet: how many of them are right. Whether it drafts, and how many
-tokens, is said by the engine's own options."""
+"""`speculation:` of a scenario: how many of an engine's drafts are right. Whether it drafts, and how many tokens, is
+said by the engine's own options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from calibrate.acceptance import geometric, mean_length, of_length, of_lengths, table
 from calibrate.engine import EngineSpec
@@ -25,20 +26,20 @@ def _falling(rates: list[float]) -> list[str]:
     if not rates:
         return [": no positions; give the share of drafts accepted up to each, as [0.8, 0.6, 0.45]"]
     return [
-        f".{i + 1}: {later:g} at position {i + 2} is above {rate:g} before it: a draft is accepted only where all before "
-        "it were, so rates fall with the position (as in vLLM's log, Per-position acceptance rate)"
-        for i, (rate, later) in enumerate(zip(rates, rates[1:], strict=False))
+        f".{i + 1}: {later:g} at position {i + 2} is above {rate:g} before it: a draft is accepted only where all "
+        "before it were, so rates fall with the position (as in vLLM's log, Per-position acceptance rate)"
+        for i, (rate, later) in enumerate(pairwise(rates))
         if later > rate
     ]
 
 
-def _from_one(lengths: dict[int, float]) -> list[str]:
-    if sorted(lengths) != list(range(1, len(lengths) + 1)):
-        return [f": given for {', '.join(map(str, lengths)) or 'none'}; expected 1, 2, 3, ... drafted tokens without gaps"]
+def _reachable(lengths: list[float]) -> list[str]:
+    if not lengths:
+        return [": empty; give what was measured with 1, 2, 3, ... drafted tokens, as [1.8, 2.3, 2.5]"]
     return [
-        f".{k}: {length:g} tokens a step, and with {k} drafted there are at most {k + 1}"
-        for k, length in lengths.items()
-        if length > k + 1
+        f".{i}: {length:g} tokens a step, and with {i + 1} drafted there are at most {i + 2}"
+        for i, length in enumerate(lengths)
+        if length > i + 2
     ]
 
 
@@ -47,7 +48,7 @@ class LengthPart(Part):
     as its log says; `lengths`: as measured with 1, 2, 3, ... drafted tokens."""
 
     length: Length | None = None
-    lengths: Annotated[dict[int, Length], checked(_from_one)] | None = None
+    lengths: Annotated[list[Length], checked(_reachable)] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> LengthPart:
@@ -56,24 +57,41 @@ class LengthPart(Part):
         return self
 
 
+def _kind(value: object) -> str:
+    if isinstance(value, list):
+        return "[rates]"
+    if isinstance(value, str):
+        return "[table]"
+    return "[lengths]" if isinstance(value, dict | LengthPart) else "[number]"
+
+
+Acceptance = Annotated[
+    Annotated[Rate, Tag("[number]")]
+    | Annotated[list[Rate], checked(_falling), Tag("[rates]")]
+    | Annotated[str, known(table), Tag("[table]")]
+    | Annotated[LengthPart, Tag("[lengths]")],
+    Discriminator(_kind),
+]
+
+
 class SpeculationPart(Part):
     """How many of an engine's drafts are accepted. `acceptance`: the probability of each once those before it are; or
-    the share of drafts accepted up to each position; or a measured table (`servecast list acceptance`); or mean lengths.
-    `proposes`: the share of steps in which n-gram lookup finds something to propose."""
+    the share of drafts accepted up to each position; or a measured table (`servecast list acceptance`); or mean
+    lengths. `proposes`: the share of steps in which n-gram lookup finds something to propose."""
 
-    acceptance: Rate | Annotated[list[Rate], checked(_falling)] | Annotated[str, known(table)] | LengthPart
+    acceptance: Acceptance
     proposes: Rate = 1.0
 
     def rates(self, tokens: int) -> list[float]:
-        """The share of drafts accepted up to each of `tokens` positions. Raises ServecastError where they are not said."""
+        """The share of drafts accepted up to each of `tokens` positions. Raises ServecastError where it is not said."""
         given = self.acceptance
         if isinstance(given, float | int):
             return geometric(float(given), tokens)
         if isinstance(given, LengthPart) and given.length is not None:
             if given.length > tokens + 1:
                 raise ServecastError(
-                    f"speculation.acceptance.length: {given.length:g} tokens a step, and with {tokens} drafted there are "
-                    f"at most {tokens + 1}"
+                    f"speculation.acceptance.length: {given.length:g} tokens a step, and with {tokens} drafted there "
+                    f"are at most {tokens + 1}"
                 )
             return of_length(given.length, tokens)
         if isinstance(given, LengthPart):
@@ -83,8 +101,8 @@ class SpeculationPart(Part):
             known_rates = table(given) if isinstance(given, str) else given
         if len(known_rates) < tokens:
             raise ServecastError(
-                f"speculation.acceptance: said for {len(known_rates)} positions, and the engine drafts {tokens} tokens; "
-                "give as many, or lower engine.speculative_config.num_speculative_tokens"
+                f"speculation.acceptance: said for {len(known_rates)} positions, and the engine drafts {tokens} "
+                "tokens; give as many, or lower engine.speculative_config.num_speculative_tokens"
             )
         return known_rates[:tokens]
 
@@ -137,6 +155,7 @@ def words(drafting: Drafting) -> str:
     said = ", ".join(f"{rate:.3g}" for rate in drafting.rates)
     found = "" if drafting.proposes == 1.0 else f" in {drafting.proposes:.0%} of steps"
     return (
-        f"speculative decoding: {drafting.tokens} drafted tokens a sequence and step{found}, accepted up to each position: "
-        f"{said} (yours), which makes {1 + drafting.proposes * (mean_length(drafting.rates) - 1):.2f} tokens a step"
+        f"speculative decoding: {drafting.tokens} drafted tokens a sequence and step{found}, accepted up to each "
+        f"position: {said} (yours), which makes {1 + drafting.proposes * (mean_length(drafting.rates) - 1):.2f} "
+        "tokens a step"
     )

@@ -16,7 +16,7 @@ from sim.speculative import SpeculativeDecodes
 from sim.state import Batch, State
 
 if TYPE_CHECKING:
-    from calibrate.cost import StepCost
+    from calibrate.cost import DraftCost
     from calibrate.reads import Line
 
 LONG_RUN = 32
@@ -90,7 +90,7 @@ def quiet_run_of_windows(state: State, batch: Batch, now: float, lines: tuple[Li
 
 
 def verified_run(
-    state: State, batch: Batch, now: float, cost: StepCost, chunks: Sequence[tuple[int, int]], one_step: bool
+    state: State, batch: Batch, now: float, cost: DraftCost, chunks: Sequence[tuple[int, int]], one_step: bool
 ) -> Sequence[float]:
     """As `quiet_run`, of steps that verify drafts; one, if it is to be `one_step`."""
     steps = 1 if one_step else quiet_steps(state, batch)

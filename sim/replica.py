@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from simpy import Event
 
@@ -22,7 +22,7 @@ from sim.state import State
 from sim.steplog import CANCELLED, UNFINISHED, Log
 
 if TYPE_CHECKING:
-    from calibrate.cost import StepCost
+    from calibrate.cost import DraftCost, StepCost
 
 
 class Replica(Engine):
@@ -94,9 +94,7 @@ class Replica(Engine):
         """A request gets to the engine now. One that can never be served is rejected: logged, with the reason."""
         request.replica = self.index
         if request.prompt_tokens + request.max_tokens > self._always_fits and (
-            rejection := rejection_of(
-                request, self.state.kv, self._scheduler, self._max_model_len, self.state.drafting
-            )
+            rejection := rejection_of(request, self.state.kv, self._scheduler, self._max_model_len, self.state.drafting)
         ):
             request.outcome = rejection
             self._log.record(self.index, request, request.output_tokens)
@@ -206,7 +204,7 @@ class Replica(Engine):
         assert cost is not None
         decodes = batch.decodes
         if state.drafting is not None:
-            self._ends_s = verified_run(state, batch, now, cost, self.chunks, self.one_step)
+            self._ends_s = verified_run(state, batch, now, cast("DraftCost", cost), self.chunks, self.one_step)
             return self._begin_run()
         line = None if self.one_step else cost.decode_line(decodes, batch.kv_tokens)
         if line is None:

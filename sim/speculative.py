@@ -225,8 +225,8 @@ class SpeculativeDecodes(Decodes):
         stint.blocks = -(-stint.held // self.block_size)
 
     def _landed(self, stint: Stint, j: int, planned: bool) -> int:
-        """Of a request that leaves before its step `j`, the tokens that a prefix cache can know: when a step is planned,
-        those of which the outcome is known then; in asynchronous engines also when it has ended."""
+        """Of a request that leaves before its step `j`, the tokens that a prefix cache can know: when a step is
+        planned, those of which the outcome is known then; in asynchronous engines also when it has ended."""
         if not self._drafting.asynchronous:
             return int(stint.tokens[j]) + 1 if planned else int(stint.tokens[j - 1]) + 1 if j else stint.landed
         if j:

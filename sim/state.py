@@ -21,13 +21,13 @@ class Batch:
     """The work of one engine step.
 
     `chunks`: (request, new tokens, tokens already in KV) for each prefill chunk, in batch order. `decodes` sequences
-    decode one token each, over `kv_tokens` tokens in KV before the step, and `drafts` drafted tokens besides. `paused`: none of those that decode are in it
-    (their number is then 0 here). `skipped`: single decoding requests left out; `preempted`: requests that lost their
-    KV to this plan; `pulls`: (request, tokens of it found in the cache) for those whose KV begins to come from
-    elsewhere; `joins`: those whose KV has come and that decode from now on; `swapped_in`: those that have it back from
-    the host; `copied_blocks`: KV blocks that went there or came back. `padding`: how many of the `decodes` compute for
-    nobody. `seen`: of `kv_tokens`, those that the layers of each window read; empty for models without. An empty batch
-    is no step: who is left out of it stays as he was.
+    decode one token each, over `kv_tokens` tokens in KV before the step, and `drafts` drafted tokens besides.
+    `paused`: none of those that decode are in it (their number is then 0 here). `skipped`: single decoding requests
+    left out; `preempted`: requests that lost their KV to this plan; `pulls`: (request, tokens of it found in the
+    cache) for those whose KV begins to come from elsewhere; `joins`: those whose KV has come and that decode from now
+    on; `swapped_in`: those that have it back from the host; `copied_blocks`: KV blocks that went there or came back.
+    `padding`: how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the layers of each
+    window read; empty for models without. An empty batch is no step: who is left out of it stays as he was.
 
     A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
     how many steps it wants to plan again (`most_steps`), how many blocks it wants to see free (`spare_blocks`), or how

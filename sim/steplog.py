@@ -95,8 +95,8 @@ STAGE_COLUMNS = ("replica", "stage", "busy_s")
 """Columns of the log of pipeline stages: how long each computed."""
 
 DRAFT_COLUMNS = ("replica", "sequences", "draft_tokens", "accepted_tokens")
-"""Columns of the log of drafts, where engines speculate: sequences that decoded in a step, summed over all steps, what was
-drafted for them, and what of it was right."""
+"""Columns of the log of drafts, where engines speculate: sequences that decoded in a step, summed over all steps, what
+was drafted for them, and what of it was right."""
 
 OUTCOMES = (
     "length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished", "over_step",

@@ -105,7 +105,9 @@ def _overlap(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, 
 
 def _speculation(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any] | None:
     """What `calibrate.engine.Speculation` is made of."""
-    method, tokens, model = (values[f"speculative_config.{name}"] for name in ("method", "num_speculative_tokens", "model"))
+    method, tokens, model = (
+        values[f"speculative_config.{name}"] for name in ("method", "num_speculative_tokens", "model")
+    )
     if method is None:
         return None
     return {
@@ -120,7 +122,9 @@ def _draft_checks(chosen: Chosen) -> list[str]:
     """What is missing of the speculative config, or wrong with it, and whether drafting leaves the engine asynchronous:
     the lookup of n-grams runs on the CPU, which knows the last tokens only when a step is over."""
     values, key = chosen.values, "engine.speculative_config"
-    method, tokens, model = (values[f"speculative_config.{name}"] for name in ("method", "num_speculative_tokens", "model"))
+    method, tokens, model = (
+        values[f"speculative_config.{name}"] for name in ("method", "num_speculative_tokens", "model")
+    )
     if method is None:
         given = [name for name in DRAFTS if values[name] is not None]
         return [f"{key}.method: missing, beside {n}; one of ngram, eagle, eagle3, mtp, draft_model" for n in given[:1]]

@@ -73,8 +73,8 @@ class Explained:
     `by_length`: a prompt alone, by its tokens; `by_batch`: a decode step of so many at `context` tokens each;
     `by_context`: one of a single request after so many tokens; `by_chunk`: a step with a chunk of so many tokens beside
     `beside` decodes, in seconds, with 0 for no chunk. `turns_empty` and `turns`: the batch from which on decoding is
-    bound by compute, without context and with `context`; None: never. All steps are without drafts: what these are worth
-    is in `drafts`, where the engine makes them.
+    bound by compute, without context and with `context`; None: never. All steps are without drafts: what these are
+    worth is in `drafts`, where the engine makes them.
     """
 
     setup: str

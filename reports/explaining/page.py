@@ -33,6 +33,9 @@ FIGURES: dict[str, tuple[Callable[[Explained], go.Figure], str]] = {
 }
 
 
+DRAFTS = "Drafts are nearly free while steps wait for memory; with many at once they cost what they compute."
+
+
 def explain_html(explained: Sequence[Explained]) -> str:
     """The whole page as text; of several pools one after the other."""
     body = "\n".join(part for i, e in enumerate(explained) for part in _pool(e, i))
@@ -85,8 +88,7 @@ def _pool(e: Explained, number: int) -> Iterator[str]:
     yield _terms(words.lessons(e))
     if e.drafts is not None:
         yield _table(drafts.HEAD, drafts.rows(e.drafts))
-        yield figure(_id("drafts", number), "Drafts are nearly free while steps wait for memory; with many at once they cost "
-                     "what they compute.")  # fmt: skip
+        yield figure(_id("drafts", number), DRAFTS)
     yield _table(words.change_head(e), words.change_rows(e))
     yield "".join(f"<p class='soft'>Not shown: {escape(line)}</p>" for line in words.not_changed(e))
     yield "<h2>What it rests on</h2>"

@@ -88,6 +88,8 @@ class VllmV1(Scheduler):
             least = self.long_prefill_token_threshold or self.max_num_batched_tokens
             if min(least, self.max_num_batched_tokens / decodes.count) < 1 + state.drafting.tokens:
                 batch.most_steps = 1  # a later step may have more drafts than are let in
+            if (state.waiting or state.prefilling) and state.drafting.proposes < 1.0:
+                batch.most_steps = 1  # or fewer, and room for who waits
         if state.windows is not None:
             batch.seen = state.windows.seen_without(batch.skipped)
         if state.waiting and not batch.preempted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -168,7 +169,7 @@ def check_gaps(naive, engine, steps, log):
     plain, long = Counter(), []
     for r in naive:
         times = list(dict.fromkeys(r.token_s))  # tokens that come together are one delivery
-        for a, b in zip(times, times[1:], strict=False):
+        for a, b in pairwise(times):
             if position[b] == position[a] + 1:
                 plain[position[b]] += 1
             else:

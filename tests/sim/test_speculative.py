@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.drafts import Drafting
-from tests.sim.engine import LinearCost
 from tests.sim.test_oracle import same, scenarios
 from tests.sim.test_prefixcache import contents
 
@@ -21,7 +17,9 @@ def speculating(draw, caching=False):
     """A scenario, and how its engine drafts. There is room for whatever a request can hold."""
     policy, cost, _, block_size, asynchronous, requests, priority = draw(scenarios())
     tokens = draw(st.integers(1, 5))
-    rates = sorted(draw(st.lists(st.sampled_from([0.0, 0.3, 0.7, 1.0]), min_size=tokens, max_size=tokens)), reverse=True)
+    rates = sorted(
+        draw(st.lists(st.sampled_from([0.0, 0.3, 0.7, 1.0]), min_size=tokens, max_size=tokens)), reverse=True
+    )
     longest = max(prompt + output for _, prompt, output, _ in requests)
     capped = max(prompt + cap for _, prompt, _, cap in requests)
     drafting = Drafting(

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sim.drafts import Drafting
 from sim.hybridcache import HybridCache
 from sim.kvcache import KVCache
 from sim.prefixcache import PrefixCache
@@ -156,6 +157,7 @@ def main(version):
             preemptions += compare(seed, theirs, steps, simulate(*options, source, kv=kv, tables=tables)[1])
             hits += sum(r.cached > 0 for r in theirs)
         pipelines += pipeline(vllm, seed, version, setting, rows)
+        speculates(vllm, seed, version, setting, rows)
     assert pipelines > CASES // 3
     print(f"vLLM {version}: {CASES} cases equal, hits {hits}, preemptions {preemptions}")
 
@@ -177,6 +179,30 @@ def pipeline(vllm, seed, version, setting, rows):
     assert ours["first_token_s"][order].tolist() == [r.token_s[0] for r in theirs], seed
     assert ours["finish_s"][order].tolist() == [r.token_s[-1] for r in theirs], seed
     return len(rows) > 5
+
+
+def speculates(vllm, seed, version, setting, rows):
+    """The case with drafts, with and without a prefix cache, and blocks for whatever a request can hold."""
+    r = random.Random(seed)
+    policy, cost, _, block_size, asynchronous = setting
+    tokens = r.choice([1, 1, 2, 3, 5])
+    rates = sorted((r.choice([0.0, 0.3, 0.7, 1.0]) for _ in range(tokens)), reverse=True)
+    drafting = Drafting(
+        tokens, rates, r.choice([0, tokens]), minor_of(version) >= 24, 10**6, asynchronous, seed,
+        1.0 if asynchronous else r.choice([1.0, 0.5]),
+    )  # fmt: skip
+    longest = max(prompt + output for _, prompt, output, *_ in rows) + drafting.slack
+    num_blocks = 1 + -(-longest // block_size) + r.choice([0, 1, 2, r.randint(0, 10), 1000])
+    columns = [np.array(c) for c in zip(*rows, strict=True)]
+    prefix, begins = shared(seed, rows)
+    paths = content_of(prefix, columns[1], block_size).path
+    drops = r.random() < 0.5
+    cache = PrefixCache(num_blocks, block_size, paths, minor_of(version) >= 24, drops)
+    for kv, same in ((None, None), (cache, begins)):
+        options = policy, cost, num_blocks, block_size, asynchronous
+        theirs, steps = vllm.run(*options, rows, same, drafting=drafting, drops_last=drops and same is not None)
+        source = OpenLoop(columns[0].astype(float), Requests(*columns[1:4], None, columns[4]))
+        compare(seed, theirs, steps, simulate(*options, source, kv=kv, drafting=drafting)[1])
 
 
 def compare(seed, theirs, steps, log):

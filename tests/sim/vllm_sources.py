@@ -99,6 +99,11 @@ class VllmRequest:
         self.id, self.begins, self.block_size, self._hashes, self.cached = id, begins, block_size, [], None
         self.skip_reading_prefix_cache = begins is None
         self.token_s, self.scheduled_s, self.decoding, self.preempted = [], None, False, 0
+        self.verified, self.landed, self.out = (
+            0,
+            0,
+            0,
+        )  # steps decoded in; what is right in KV, and of the output, by plan
 
     num_tokens = property(lambda self: self.num_prompt_tokens + len(self.output_token_ids))
     num_tokens_with_spec = property(lambda self: self.num_tokens + len(self.spec_token_ids))
@@ -174,13 +179,14 @@ class CountingKV:
         return -(-tokens // self.size) - self.held.get(request.request_id, 0)
 
     def allocate_slots(
-        self, request, num_new_tokens, *args, full_sequence_must_fit=False, has_scheduled_reqs=True, **kwargs
-    ):
+        self, request, num_new_tokens, *args, full_sequence_must_fit=False, has_scheduled_reqs=True,
+        num_lookahead_tokens=0, **kwargs,
+    ):  # fmt: skip
         waits = request.status.name in ("WAITING", "PREEMPTED")
         spare = self.watermark_blocks if has_scheduled_reqs and waits else 0
         if full_sequence_must_fit and self.need(request, request.num_tokens) + spare > self.free_blocks:
             return None
-        blocks = max(0, self.need(request, request.num_computed_tokens + num_new_tokens))
+        blocks = max(0, self.need(request, request.num_computed_tokens + num_new_tokens + num_lookahead_tokens))
         if blocks + spare > self.free_blocks:
             return None
         self.free_blocks -= blocks
@@ -299,7 +305,7 @@ class Vllm:
         module.__dict__.update(members, __getattr__=lambda _: MagicMock())
         sys.modules[name] = module
 
-    def kv_manager(self, num_blocks, block_size, caching, tables, watermark):
+    def kv_manager(self, num_blocks, block_size, caching, tables, watermark, drops_last):
         """vLLM's own KVCacheManager, with or without prefix caching, for all of a model's block tables."""
         interface = sys.modules["vllm.v1.kv_cache_interface"]
         facts = {
@@ -317,7 +323,7 @@ class Vllm:
         specs += [full] * tables.full
         groups = [
             types.SimpleNamespace(
-                kv_cache_spec=spec, is_eagle_group=False, layer_names=[], role=None, enable_caching=caching
+                kv_cache_spec=spec, is_eagle_group=drops_last, layer_names=[], role=None, enable_caching=caching
             )
             for spec in specs
         ]
@@ -327,10 +333,10 @@ class Vllm:
         )  # fmt: skip
         known = inspect.signature(self.manager).parameters
         options = {"hash_block_size": block_size, "scheduler_block_size": block_size, "enable_caching": caching,
-                   "watermark": watermark}  # fmt: skip
+                   "watermark": watermark, "use_eagle": drops_last}  # fmt: skip
         return self.manager(config, 10**9, **{name: value for name, value in options.items() if name in known})
 
-    def build(self, policy, num_blocks, block_size, asynchronous, caching, tables):
+    def build(self, policy, num_blocks, block_size, asynchronous, caching, tables, drafting=None, drops_last=False):
         """A scheduler with `policy`'s options and everything else off, but perhaps prefix `caching`."""
         kind = self.asynchronous.AsyncScheduler if asynchronous else self.scheduler.Scheduler
         kind.make_stats = lambda *args, **kwargs: None
@@ -375,7 +381,7 @@ class Vllm:
             async_scheduling=asynchronous,
         )
         it.kv_cache_manager = (
-            self.kv_manager(num_blocks, block_size, caching, tables, policy.watermark)
+            self.kv_manager(num_blocks, block_size, caching, tables, policy.watermark, drops_last)
             if caching or tables.windows
             else CountingKV(num_blocks, block_size, 2 if self.newest else 1, policy.watermark)
         )
@@ -387,9 +393,13 @@ class Vllm:
         it.recompute_kv_load_failures, it.num_sampled_tokens_per_step = True, 1
         it.decode_stagger = it.pp_size = 1
         it.spec_decode_metrics_level, it._spec_token_placeholders = "none", []
+        if drafting is not None:
+            it.num_spec_tokens, it.num_lookahead_tokens = drafting.tokens, drafting.lookahead
+            it._spec_token_placeholders, it.max_model_len = [-1] * drafting.tokens, drafting.max_model_len
         return it
 
-    def run(self, policy, cost, num_blocks, block_size, asynchronous, requests, begins=None, tables=ONE, stages=None):
+    def run(self, policy, cost, num_blocks, block_size, asynchronous, requests, begins=None, tables=ONE, stages=None,
+            drafting=None, drops_last=False):  # fmt: skip
         """(requests, steps as (end, decodes, KV, prefill tokens, blocks in use)) of (arrival, prompt, output, cap,
         priority) rows.
 
@@ -397,7 +407,8 @@ class Vllm:
         where it runs, as the naive engine counts them. `stages`: those of a pipeline, which take what they say in place
         of `cost`; from 0.24 its asynchronous engines are those of the V2 model runner.
         """
-        it = self.build(policy, num_blocks, block_size, asynchronous, begins is not None, tables)
+        caching = begins is not None
+        it = self.build(policy, num_blocks, block_size, asynchronous, caching, tables, drafting, drops_last)
         depth, clocks = 2 if asynchronous else 1, None
         if stages is not None:
             it.use_pp, it.pp_size = True, stages.depth
@@ -424,7 +435,7 @@ class Vllm:
                 steps[-1] = (*steps[-1][:4], self._used(it, num_blocks))
             if has_requests():
                 start = now if clocks else max(now, busy_until)
-                batch = self._step(it, everyone, cost, start, asynchronous, tables, clocks)
+                batch = self._step(it, everyone, cost, start, asynchronous, tables, clocks, drafting)
                 if batch[2]:
                     busy_until = batch[0]
                     steps.append((batch[0], *batch[4], self._used(it, num_blocks)))
@@ -438,9 +449,20 @@ class Vllm:
             now = max(now, end)
             had = [r.num_output_tokens for r in everyone]
             it.update_from_output(output, ModelOutput(ids, tokens))
+            if drafting is not None and not asynchronous:
+                drafts = {id: self._drafted(it.requests[id], drafting) for id in ids if id in it.requests}
+                drafts = {id: n for id, n in drafts.items() if not it.requests[id].is_prefill_chunk}
+                drafts = {id: n for id, n in drafts.items() if it.requests[id].decoding}  # which 0.10 does not know
+                it.update_draft_token_ids(types.SimpleNamespace(
+                    req_ids=list(drafts), draft_token_ids=[[OTHER] * n for n in drafts.values()]
+                ))  # fmt: skip
             for r, before in zip(everyone, had, strict=True):
                 if r.num_output_tokens > before:
                     r.token_s.append(now)
+
+    @staticmethod
+    def _drafted(r, drafting):
+        return int(drafting.draws(r.id, r.output + 2)[0][r.verified])
 
     @staticmethod
     def _used(it, num_blocks):
@@ -449,7 +471,7 @@ class Vllm:
         return num_blocks - 1 - free
 
     @staticmethod
-    def _step(it, everyone, cost, start, asynchronous, tables, clocks):
+    def _step(it, everyone, cost, start, asynchronous, tables, clocks, drafting=None):
         """Plan one step and price it: (end, scheduler output, request ids, tokens, (decodes, KV, prefill tokens))."""
         before = {r.request_id: (r.num_computed_tokens, r.num_output_placeholders) for r in everyone}
         running = {r.request_id for r in it.running}
@@ -458,27 +480,39 @@ class Vllm:
         for r in everyone:
             if r.request_id in running - still:
                 r.decoding, r.preempted = False, r.preempted + 1
+                r.spec_token_ids = []  # 0.10 keeps them, and verifies them with the end of its prompt: not modelled
         chunks, kv, tokens, decoding, yielding, fresh = [], [], [], [], [], []
+        drafts = 0
         for id, n in output.num_scheduled_tokens.items():
             r, (computed, placeholders) = it.requests[id], before[id]
             computed = r.num_computed_tokens - n  # what was found in the cache included
             r.cached = computed if r.cached is None else r.cached
-            yields = r.num_output_placeholders > placeholders if asynchronous else r.num_computed_tokens == r.num_tokens
+            yields = r.num_output_placeholders > placeholders if asynchronous else r.num_computed_tokens >= r.num_tokens
+            gained = 1
             if r.decoding:
+                if drafting is not None:
+                    computed, drafts = r.landed, drafts + n - 1
+                    gained = min(n, int(drafting.draws(r.id, r.output + 2)[1][r.verified]))
+                    r.verified, r.landed = r.verified + 1, r.landed + gained
                 kv.append(computed)
                 decoding.append(id)
             else:
                 chunks.append((n, computed))
+                r.landed = computed + n
             if yields:
                 yielding.append(id)
             r.decoding = r.decoding or yields
             if r.scheduled_s is None:
                 fresh.append(r)
             position = r.num_output_tokens + (r.num_output_placeholders if asynchronous else 1)
-            tokens.append([EOS if position == r.output < r.max_tokens else OTHER] if yields else [])
+            if drafting is not None:
+                position = r.out + 1
+                r.out += gained if yields else 0
+            stops = [EOS if position + i == r.output < r.max_tokens else OTHER for i in range(gained)]
+            tokens.append(stops if yields else [])
         shape = len(kv), sum(kv), sum(n for n, _ in chunks)
         seen = tuple(sum(map(window.seen, kv)) for window in tables.windows)
-        end = start + cost.step_s(chunks, len(kv), sum(kv), seen) if tokens and not clocks else start
+        end = start + cost.step_s(chunks, len(kv), sum(kv), seen, drafts) if tokens and not clocks else start
         if tokens and clocks:
             start, end = clocks.launch(start, chunks, kv, decoding, yielding)
         for r in fresh:
