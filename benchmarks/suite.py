@@ -46,6 +46,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 """Engines of other policies, each at 0.8 of its saturation."""
 
+EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
+"""What drafts, where something does."""
+
 PREFIX_SHARE = 40
 """The naive radix tree looks at tokens one by one, so it gets so many times fewer requests than other naive engines."""
 
@@ -99,6 +102,8 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "long outputs", {"workload": generated(20_000, 0.8 * long, 2048)}
     for name, other in OTHERS.items():
         yield name, {"engine": other, "workload": generated(20_000, 0.8 * saturation(256, other))}
+    drafts = {"engine": engine | {"speculative_config": EAGLE}, "speculation": {"acceptance": 0.7}}
+    yield "drafts", drafts | {"workload": generated(20_000, 0.8 * full)}
     yield "light load", {"workload": generated(20_000, 0.1 * full)}
     yield "KV tight", {"engine": tight, "workload": generated(20_000, 0.9 * saturation(256, tight))}
     azure = ROOT / "traces" / "azure" / "AzureLLMInferenceTrace_conv.csv.gz"

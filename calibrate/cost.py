@@ -84,7 +84,7 @@ class DraftCost(StepCost, Protocol):
 
     def verified_s(self, decodes: int, kv_tokens: Ints, drafts: Ints) -> Floats:
         """float64[steps]: seconds of steps without prompts, in which `decodes` sequences with `kv_tokens` tokens in KV
-        verify so many `drafts` (int64[steps] each)."""
+        verify so many `drafts` (int64[steps] each; the former do not fall)."""
 
 
 @dataclass(frozen=True, slots=True)

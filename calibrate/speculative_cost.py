@@ -71,7 +71,13 @@ class SpeculativeCost:
     ) -> float:
         """Seconds of one step; see `StepCost`. `drafts` are verified in it besides."""
         if not chunks:
-            return float(self.verified_s(decodes, np.array([kv_tokens]), np.array([drafts]))[0])
+            attention = _at(self.target, decodes, kv_tokens)
+            if self.draft is not None and self.passes is not None:
+                attention = attention + _at(self.draft, decodes, kv_tokens)
+                attention = attention + (self.tokens - 1) * _at(self.passes, decodes, kv_tokens)
+            at = decodes + drafts
+            step = self.decode_s[at] + self.positions_s[at] + self.later_s[decodes] + attention
+            return float(max(step + self.after_s[decodes], self.floor_s[decodes] + self.decode_launch_s[at]))
         tokens = decodes + drafts + sum(q for q, _ in chunks)
         sequences = decodes + len(chunks)
         attention = self.target.attention_s(chunks, decodes, kv_tokens)
@@ -170,11 +176,22 @@ def _fusing_s(draft: Draft, layout: Parallelism, prices: Prices, tokens: Floats)
 
 
 def _on_line(cost: CompiledCost, decodes: int, kv_tokens: Ints) -> Floats:
-    """Seconds of the attention of steps of decodes alone."""
-    seconds = np.empty(len(kv_tokens))
-    low = -1.0
+    """Seconds of the attention of steps of decodes alone, whose KV tokens do not fall."""
+    pieces, at, parts = cost.decode[decodes], 0, []
+    for upto, a, b in pieces:
+        if kv_tokens[at] > upto:
+            continue
+        end = len(kv_tokens) if kv_tokens[-1] <= upto else int(np.searchsorted(kv_tokens, upto, side="right"))
+        parts.append(a + b * kv_tokens[at:end])
+        at = end
+        if at == len(kv_tokens):
+            break
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _at(cost: CompiledCost, decodes: int, kv_tokens: int) -> float:
+    """The same of one step."""
     for upto, a, b in cost.decode[decodes]:
-        here = (kv_tokens > low) & (kv_tokens <= upto)
-        seconds[here] = a + b * kv_tokens[here]
-        low = upto
-    return seconds
+        if kv_tokens <= upto:
+            return a + b * kv_tokens
+    raise AssertionError("the last piece has no end")

@@ -77,7 +77,7 @@ def lesson(worth: DraftWorth) -> str:
 
 def by_batch(worths: Sequence[tuple[str, DraftWorth]], batch: float | None = None) -> go.Figure:
     """How many times as fast tokens come with drafts, by how many decode at once; `batch`: a run's mean."""
-    figure = look.panels(["<b>Tokens with drafts, against none</b>"])
+    figure = look.panels(["<b>How many times as fast tokens come with drafts</b>"])
     colours = (look.BLUE, look.ORANGE, look.GREEN, look.RED, look.GREY)
     values = [1.0]
     for i, (name, worth) in enumerate(worths):

@@ -6,8 +6,10 @@ stay one event. What drafts cost, and why so many are right, it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,8 @@ import numpy.typing as npt
 from workloads.generate import stream
 
 Ints = npt.NDArray[np.int64]
+APART = 40
+"""A request has so many bits of draws: more than it can use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +40,23 @@ class Drafting:
     seed: int = 0
     proposes: float = 1.0
     _rising: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    _yields: Ints = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rising", np.array(self.rates[::-1], dtype=np.float64))
+        object.__setattr__(self, "_yields", 1 + np.arange(self.tokens, -1, -1))
 
     def draws(self, request: int, steps: int) -> tuple[Ints, Ints]:
         """int64[steps] each, of the first steps that a request decodes in: tokens drafted, and tokens that the step
         yields, which are the accepted ones and the target's own."""
-        rng = stream(self.seed, f"drafts {request}")
-        accepted = self.tokens - np.searchsorted(self._rising, rng.random(steps), side="right")
+        rng, begin = _stream(self.seed)
+        rng.bit_generator.state = begin
+        rng.bit_generator.advance(request << APART)  # type: ignore[attr-defined]
+        yielded = self._yields[np.searchsorted(self._rising, rng.random(steps), side="right")]
         if self.proposes == 1.0:
-            return np.full(steps, self.tokens), 1 + accepted
+            return np.full(steps, self.tokens), yielded
         there = rng.random(steps) < self.proposes
-        return self.tokens * there, 1 + accepted * there
+        return self.tokens * there, np.where(there, yielded, 1)
 
     def ahead(self, tokens: int) -> int:
         """For how many tokens more than `tokens` a request gets blocks that is admitted."""
@@ -58,3 +66,11 @@ class Drafting:
     def slack(self) -> int:
         """The most tokens for which a sequence holds blocks beyond those that it has."""
         return (1 + self.asynchronous) * (1 + self.tokens) + self.lookahead
+
+
+@lru_cache(maxsize=64)
+def _stream(seed: int) -> tuple[np.random.Generator, Mapping[str, Any]]:
+    """The stream of a seed, and its beginning. Each request has a part of it: a stream of its own would take longer to
+    make than its draws."""
+    rng = stream(seed, "drafts")
+    return rng, rng.bit_generator.state

@@ -149,7 +149,6 @@ class Engine:
         assert batch is not None
         chunks, decodes, kv = batch.chunks, state.decodes, state.kv
         steps, now, first_step = len(ends), ends[-1], state.step
-        verified = decodes.over(steps) if isinstance(decodes, SpeculativeDecodes) else None
         blocks = kv.usable - kv.free
         blocks_end = blocks
         if steps > 1:
@@ -160,7 +159,11 @@ class Engine:
         if self._surplus:
             gaps -= self._surplus
             self._surplus = 0
-        output_tokens = gaps * steps if verified is None else int(verified[2].sum())
+        output_tokens, single = gaps * steps, b""
+        if isinstance(decodes, SpeculativeDecodes):
+            output_tokens = decodes.yields()
+            if steps > 1:
+                single = self._single_rows(batch, decodes.over(steps), gaps, blocks)
         if not batch.paused:
             decodes.advance(steps)
             if batch.skipped or self.gaps.open:
@@ -175,8 +178,8 @@ class Engine:
                 if kv.keeps_computed:
                     self._prompts.append(request)
         rows = self._log.steps
-        if verified is not None and steps > 1:
-            rows.extend(self._single_rows(batch, verified, gaps, blocks))
+        if single:
+            rows.extend(single)
         else:
             rows.extend(
                 rows.pack(

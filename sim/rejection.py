@@ -26,5 +26,5 @@ def rejection_of(
         return OVER_MAX_MODEL_LEN
     tokens = prompt + (request.max_tokens if scheduler.reserves else request.output_tokens - 1)
     if drafting is not None and request.output_tokens > 1:
-        tokens = min(tokens + drafting.slack, max_model_len)
+        tokens = min(tokens + drafting.slack, drafting.max_model_len)
     return 0 if kv.fits(prompt, tokens, scheduler.room(kv)) else OVER_KV_CACHE

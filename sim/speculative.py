@@ -37,10 +37,11 @@ class Verified(NamedTuple):
 
 class Stint:
     """What a request does from when it joins until it leaves: `tokens` in KV and `out` tokens yielded before each step
-    (one more entry: after the last), tokens computed (`load`) and tokens that have blocks (`held`) in each. In flight
-    when its first step is planned is its prompt, where that is `fresh`, or nothing."""
+    (one more entry: after the last), tokens computed (`load`) and tokens that have blocks (`held`) in each; `lanes`
+    has them as they are added up. In flight when its first step is planned is its prompt, where that is `fresh`, or
+    nothing."""
 
-    __slots__ = ("blocks", "drawn", "due", "fresh", "held", "joined", "landed", "load", "out", "tokens")
+    __slots__ = ("blocks", "drawn", "due", "fresh", "held", "joined", "landed", "lanes", "load", "out", "tokens")
 
     joined: int
     drawn: int  # draws used before
@@ -52,6 +53,7 @@ class Stint:
     load: Ints
     held: Ints  # the first entry: before the first step
     blocks: Ints  # of `held`
+    lanes: Ints
 
 
 class SpeculativeDecodes(Decodes):
@@ -140,8 +142,8 @@ class SpeculativeDecodes(Decodes):
 
     def advance(self, steps: int) -> None:
         """See `Decodes`."""
-        lanes = self._columns(self.step, steps)
-        gain, drafted = int(lanes[GAIN].sum()), int(lanes[LOAD].sum()) - steps * self.count
+        gain, _, load, _ = self._columns(self.step, steps).sum(axis=1).tolist()
+        drafted = load - steps * self.count
         self.sequences += steps * self.count
         self.drafted += drafted
         self.accepted += gain - steps * self.count
@@ -168,7 +170,8 @@ class SpeculativeDecodes(Decodes):
 
     def computes(self, step: int) -> int:
         """See `Decodes`."""
-        return int(self._columns(step, 1)[LOAD, 0])
+        column = step - self._first
+        return int(self._lanes[LOAD, column]) if column < self._lanes.shape[1] else 0
 
     def load(self, request: Request) -> int:
         """See `Decodes`."""
@@ -187,7 +190,13 @@ class SpeculativeDecodes(Decodes):
 
     def demand(self, step: int) -> int:
         """See `Decodes`."""
-        return int(self._columns(step, 1)[TAKE, 0])
+        column = step - self._first
+        return int(self._lanes[TAKE, column]) if column < self._lanes.shape[1] else 0
+
+    def yields(self) -> int:
+        """Tokens that clients get of the next step."""
+        column = self.step - self._first
+        return int(self._lanes[OUT, column]) if column < self._lanes.shape[1] else 0
 
     def demand_over(self, step: int, steps: int) -> int:
         """See `Decodes`."""
@@ -202,7 +211,7 @@ class SpeculativeDecodes(Decodes):
         """What happens in so many steps from the next one on."""
         lanes = self._columns(self.step, steps)
         kv = self.kv_tokens + np.cumsum(lanes[GAIN]) - lanes[GAIN]
-        return Verified(kv, lanes[LOAD] - self.count, lanes[OUT].copy(), lanes[TAKE].copy())
+        return Verified(kv, lanes[LOAD] - self.count, lanes[OUT], lanes[TAKE])
 
     def _fill(self, request: Request, stint: Stint) -> None:
         """What the request does, from its draws; it has `computed` and `reach` tokens when it joins."""
@@ -223,6 +232,10 @@ class SpeculativeDecodes(Decodes):
         stint.out = np.minimum(yielded, stint.due)
         stint.held = np.maximum.accumulate(held)
         stint.blocks = -(-stint.held // self.block_size)
+        lanes = stint.lanes = np.empty((LANES, steps), dtype=np.int64)
+        lanes[GAIN], lanes[LOAD] = gains, load
+        lanes[OUT] = stint.out[1:] - stint.out[:-1]
+        lanes[TAKE] = stint.blocks[1:] - stint.blocks[:-1]
 
     def _landed(self, stint: Stint, j: int, planned: bool) -> int:
         """Of a request that leaves before its step `j`, the tokens that a prefix cache can know: when a step is
@@ -235,14 +248,10 @@ class SpeculativeDecodes(Decodes):
 
     def _add(self, stint: Stint, step: int, sign: int) -> None:
         """Add what a stint holds from `step` on to the lanes, or take it out."""
-        j = step - stint.joined
-        load = stint.load[j:]
-        if not len(load):
-            return
-        lanes = self._columns(step, len(load))
-        gain, out, taken = (each[j + 1 :] - each[j:-1] for each in (stint.tokens, stint.out, stint.blocks))
-        for lane, each in zip(lanes, (gain, out, load, taken), strict=True):
-            lane += sign * each
+        left = stint.lanes[:, step - stint.joined :]
+        if left.shape[1]:
+            lanes = self._columns(step, left.shape[1])
+            (np.add if sign > 0 else np.subtract)(lanes, left, out=lanes)
 
     def _columns(self, step: int, steps: int) -> npt.NDArray[np.int64]:
         """The lanes of some steps, a view; those before the next step are forgotten now and then."""

@@ -20,6 +20,7 @@ PRIORITY, FLEET, SPLIT = "scenarios/priority.yaml", "scenarios/mixed-fleet.yaml"
 SCALE, AZURE = "scenarios/autoscaling.yaml", "scenarios/azure-conversation.yaml"
 APART, PREFIX, FP8 = "scenarios/split-70b.yaml", "scenarios/prefix-routing.yaml", "scenarios/fp8-or-second-gpu.yaml"
 REASON, FP8_BOTH = "scenarios/reasoning.yaml", "engine.quantization=fp8 engine.kv_cache_dtype=fp8"
+DRAFTS, PLAIN = "scenarios/speculative.yaml", "engine.speculative_config=null"
 LONG, FIVE = "scenarios/long-prompts.yaml", "scenarios/five-engines.yaml"
 STEADY = 'workload.arrivals={"kind":"gamma","rate":5.53,"cv":1.09}'
 WHOLE = 'cluster.pools=[{"gpu":"h100-sxm","tp":2,"replicas":4}] cluster.split=null'
@@ -122,6 +123,15 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (SUMMARY, "", "p99_ttft_ms", "{11} s at p99", 1e3),
     (SUMMARY, "cluster.replicas=4", "mean_ttft_ms", "down to {2.3}", 1e3),
     (SUMMARY, "cluster.replicas=4", "p99_ttft_ms", "and {7.8} s", 1e3),
+    (DRAFTS, "", "mean_tpot_ms", "comes every {6.7} ms", 1),
+    (DRAFTS, PLAIN, "mean_tpot_ms", "in place of {16.5}.", 1),
+    (DRAFTS, "workload.arrivals.rate=8", "mean_tpot_ms", "it is still {19.9} in", 1),
+    (DRAFTS, "workload.arrivals.rate=8", "slo_attainment", "{87} % of the requests meet", 0.01),
+    (DRAFTS, f"workload.arrivals.rate=8 {PLAIN}", "mean_tpot_ms", "still 19.9 in place of {34.9}", 1),
+    (DRAFTS, f"workload.arrivals.rate=8 {PLAIN}", "slo_attainment", "in place of {2} %", 0.01),
+    (DRAFTS, "workload.arrivals.rate=10", "mean_tpot_ms", "it does harm: {68} ms", 1),
+    (DRAFTS, "workload.arrivals.rate=10", "saturated", "and work piles up", True),
+    (DRAFTS, f"workload.arrivals.rate=10 {PLAIN}", "mean_tpot_ms", "in place of {54},", 1),
     (PRIORITY, FCFS, "classes.chat.p50_ttft_ms", "TTFT p50 {10.2} s", 1e3),
     (PRIORITY, FCFS, "classes.chat.slo_attainment", "{5} % within a second", 0.01),
     (PRIORITY, FCFS, "classes.jobs.p50_ttft_ms", "from {10.0} to", 1e3),

@@ -140,7 +140,10 @@ def test_a_published_run_of_eagle():
         ({"method": "eagle"}, "num_speculative_tokens: missing"),
         ({"num_speculative_tokens": 3}, "method: missing, beside speculative_config.num_speculative_tokens"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, "model: missing; which model drafts"),
-        ({"method": "ngram", "num_speculative_tokens": 3, "model": "llama-3.2-1b"}, "drafts without a model of its own"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "model": "llama-3.2-1b"},
+            "drafts without a model of its own",
+        ),
         ({"method": "eagle", "num_speculative_tokens": 0}, "expected a whole number of at least 1"),
         ({"method": "medusa", "num_speculative_tokens": 3}, "is 'medusa'; expected ngram or"),
         ({"method": "eagle", "num_speculative_tokens": 3, "model": 7}, "is 7; expected a name or a path"),
