@@ -33,6 +33,8 @@ class Request:
 
     __slots__ = (
         "arrival_s",
+        "arriving",
+        "awaited",
         "brought",
         "cached_tokens",
         "chunk_step",
@@ -74,6 +76,7 @@ class Request:
         "sent_s",
         "slid",
         "stint",
+        "stored",
         "streams",
         "tables",
         "target",
@@ -115,6 +118,9 @@ class Request:
         self.pulls = False  # the KV of all but the last of its `target` tokens is to come from elsewhere
         self.brought = False  # that KV is at hand: the step that admits it need not wait for it
         self.there = False  # it has come, and the request waits for its turn
+        self.arriving = 0  # for how many tokens it has had blocks since its KV began to come
+        self.awaited = False  # it waited for what another one loaded, and keeps its place for that
+        self.stored = 0  # of the chunks of tiers that it can fill: how many were offered, or came from there
         self.target = (
             prompt_tokens  # KV tokens that its next output token needs: the prompt, and what it lost to preemption
         )

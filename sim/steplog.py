@@ -93,6 +93,14 @@ LOSS_COLUMNS = ("id", "replica", "time_s", "output_tokens")
 STAGE_COLUMNS = ("replica", "stage", "busy_s")
 """Columns of the log of pipeline stages: how long each computed."""
 
+LOAD_COLUMNS = ("id", "replica", "tier", "tokens", "since_s", "end_s")
+"""Columns of the log of KV that requests load from tiers, by the index of the tier in its pool, from when they have
+blocks for it until it is there; tier -1, and no tokens: from when they wait for what another one loads."""
+
+TIER_COLUMNS = ("replica", "tier", "held", "stored", "dropped", "evicted")
+"""Columns of the log of tiers, tokens at the end of a run: what each holds, and what was written to it, found no room,
+and made room for others, in all. Of a tier that several replicas share the first one's row has it."""
+
 OUTCOMES = (
     "length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished", "over_step",
     "failed", "over_outstanding", "over_prompt_tokens",
@@ -233,7 +241,7 @@ class Log:
     """All rows of one simulation: steps, requests, transfers, replicas that come and go and what they lose, the stages
     of pipelines, and the token gaps that are not as long as a step."""
 
-    __slots__ = ("changes", "gaps", "losses", "requests", "stages", "steps", "transfers")
+    __slots__ = ("changes", "gaps", "loads", "losses", "requests", "stages", "steps", "tiers", "transfers")
 
     def __init__(self) -> None:
         self.steps = Rows(STEP_COLUMNS)
@@ -244,6 +252,8 @@ class Log:
         self.changes = Rows(CHANGE_COLUMNS)
         self.losses = Rows(LOSS_COLUMNS)
         self.stages = Rows(STAGE_COLUMNS)
+        self.loads = Rows(LOAD_COLUMNS)
+        self.tiers = Rows(TIER_COLUMNS)
 
     def spill(self) -> None:
         """Move what fills blocks out of memory."""
@@ -251,6 +261,7 @@ class Log:
         self.requests.spill()
         self.gaps.spill()
         self.transfers.spill()
+        self.loads.spill()
 
     def transfer(self, *row: float) -> None:
         """KV was moved: TRANSFER_COLUMNS."""
@@ -267,6 +278,14 @@ class Log:
     def stage(self, *row: float) -> None:
         """What a pipeline stage did, in all: STAGE_COLUMNS."""
         self.stages.extend(self.stages.pack(*row))
+
+    def load(self, *row: float) -> None:
+        """A request loads KV from a tier, or waits for one that does: LOAD_COLUMNS."""
+        self.loads.extend(self.loads.pack(*row))
+
+    def tier(self, *row: float) -> None:
+        """What a tier did, in all: TIER_COLUMNS."""
+        self.tiers.extend(self.tiers.pack(*row))
 
     def gap(self, since_s: float, end_s: float, tokens: int, id: int = -1) -> None:
         """`tokens` tokens came at `end_s`, each after one at `since_s`."""

@@ -110,11 +110,15 @@ class Side(VllmV1):
             if batch:
                 chunks, kv = self.shape(batch)
                 self.start_s = t
-                self.desk.at(t + self.cost.step_s([c[1:] for c in chunks], len(kv), sum(kv)), self.end)
+                self.desk.at(self.begins(t) + self.cost.step_s([c[1:] for c in chunks], len(kv), sum(kv)), self.end)
                 return
             self.flight.popleft()
             self.hear(said)
         self.flight.clear()  # nothing is in these steps
+
+    def begins(self, t):
+        """When the step computes that begins at `t`."""
+        return t
 
     @staticmethod
     def shape(batch):
