@@ -33,6 +33,8 @@ from servecast.own_policy import own_policy, split
 from servecast.parts import is_path
 from servecast.profiles import DATASHEET, prices_of
 from servecast.scenario import PoolPart, Scenario
+from servecast.tiers import offload_of
+from sim.offload import Offload
 from sim.schedulers import Scheduler, scheduler_of
 from sim.schedulers.vllm_v0 import VllmV0
 
@@ -58,6 +60,7 @@ class PoolSetup:
     scheduler: Scheduler
     group: GroupCost | None = None
     pipeline: PipelineCost | InSeries | None = None
+    offload: Offload | None = None
 
     @property
     def step_cost(self) -> StepCost:
@@ -96,7 +99,7 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     named = ask(lambda: keyed("model", lambda: load_model(str(path) if is_path(word) else word)))
     gpu, layout = load_gpu(part.gpu), _layout(part)
     host = scenario.host if part.host is None else part.host
-    engine = model = memory = scheduler = costed = None
+    engine = model = memory = scheduler = costed = offload = None
     prices = ask(lambda: keyed("cluster.profile", lambda: prices_of(gpu, profile_of(scenario, index))))
     if prices and host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, host.kernels))
@@ -120,6 +123,9 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
         if model and engine and not wrong:
             logged = Logged(**dict(scenario.memory if part.memory is None else part.memory))
             memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
+            if memory and scheduler:
+                known = model, gpu, layout, engine, memory, scheduler
+                offload = ask(lambda: offload_of(scenario, index, *known))
             if prices and not found:
                 costed = ask(lambda: keyed("model", lambda: costs(model, layout, engine, prices)))
     problems += _placed(scenario, index, found)
@@ -133,7 +139,7 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     name = scenario.cluster.names[index]
     return PoolSetup(
         name, part.role, part.weight, scenario.cluster.most(index), word, model, gpu, layout, engine, memory, prices,
-        cost, scheduler, group, pipeline,
+        cost, scheduler, group, pipeline, offload,
     )  # fmt: skip
 
 

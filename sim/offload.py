@@ -27,14 +27,13 @@ class Offload:
 
     `read_s`, `write_s`: seconds of a token on the link of GPU and host. `loads`: whether requests wait for what they
     load (async), or the step that admits them does (sync). A chunk is stored from the `store_after`-th request on whose
-    prompt has it. `token_bytes`: of a token's KV, on all GPUs of a replica.
+    prompt has it.
     """
 
     tiers: tuple[TierSpec, ...]
     chunk_tokens: int
     read_s: float
     write_s: float
-    token_bytes: float
     loads: Literal["async", "sync"] = "async"
     store_after: int = 1
 
@@ -114,6 +113,8 @@ class TieredCache(PrefixCache):
         most = self.offload.store_after
         if most > 1 and not request.preemptions:
             for content, _, end in stretches:
+                if content < 0:
+                    break  # nobody else asks for it
                 asked = self._asked.setdefault(content, [])
                 if len(asked) < most:
                     heappush(asked, end)
@@ -226,7 +227,7 @@ class TieredCache(PrefixCache):
     def _wanted(self, stretch: Stretch) -> Stretch:
         """The part of a stretch that enough requests have asked for."""
         content, start, end = stretch
-        asked = self._asked.get(content, ())
+        asked = self._asked.get(content, [])
         return content, start, min(end, asked[0] if len(asked) == self.offload.store_after else 0)
 
     def _stretches(self, request: Request, first: int, last: int) -> list[Stretch]:
@@ -246,10 +247,10 @@ def _length(stretches: Sequence[Stretch]) -> int:
 
 def _union(stretches: list[Stretch]) -> int:
     """How many chunks are in any of these."""
-    total, seen = 0, (0, 0, 0)
+    total, of, until = 0, 0, 0
     for content, start, end in sorted(stretches):
-        if content != seen[0] or start >= seen[2]:
-            seen = content, start, start
-        total += max(0, end - seen[2])
-        seen = content, start, max(end, seen[2])
+        if content != of:
+            of, until = content, 0
+        total += max(0, end - max(start, until))
+        until = max(until, end)
     return total

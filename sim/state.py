@@ -29,8 +29,9 @@ class Batch:
     KV to this plan; `pulls`: (request, tokens of it found in the cache) for those whose KV begins to come from
     elsewhere; `joins`: those whose KV has come and that decode from now on; `swapped_in`: those that have it back from
     the host; `copied_blocks`: KV blocks that went there or came back. `loads`: who loads a part of its KV from tiers,
-    tier by tier, and who waits for such a load of another. `padding`: how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the layers of each window read; empty for models without. An empty batch
-    is no step: who is left out of it stays as he was.
+    tier by tier, and who waits for such a load of another. `padding`: how many of the `decodes` compute for nobody.
+    `seen`: of `kv_tokens`, those that the layers of each window read; empty for models without. An empty batch is no
+    step: who is left out of it stays as he was.
 
     A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
     how many steps it wants to plan again (`most_steps`), how many blocks it wants to see free (`spare_blocks`), or how
@@ -90,9 +91,8 @@ class State:
     aggregates, which are the `windows` where the model has such; `pulling`, by their number, those whose KV is on its
     way, which have their blocks and no place, and those who wait for what one of these loads, which have neither;
     `loading`, those who have blocks for what they load and do not run yet; `awaiting`, by the number of one of these,
-    who waits for it; `kept`: how many are over whose blocks
-    stay. A running request that is
-    neither prefilling nor decoding has finished and waits for its release (asynchronous scheduling).
+    who waits for it; `kept`: how many are over whose blocks stay. A running request that is neither prefilling nor
+    decoding has finished and waits for its release (asynchronous scheduling).
     """
 
     __slots__ = (
@@ -197,7 +197,7 @@ class State:
             self.kv.release(request, request.arriving, request.arriving if loaded else 0, False)
 
     def resume(self, batch: Batch, tokens: int = 1) -> None:
-        """The head of the queue, whose KV has come, computes the next `tokens` tokens of its prompt, or the last one."""
+        """The head of the queue, whose KV has come, computes the next `tokens` tokens of its prompt."""
         request = self.waiting.popleft()
         self.loading.pop(request.id, None)
         request.ticket = ticket = self.tickets

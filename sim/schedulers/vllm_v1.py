@@ -208,7 +208,8 @@ class VllmV1(Scheduler):
                 continue
             known = known_to(state, found) if kv.loads else found
             if known > found and kv.loads == "async":
-                if not load_or_wait(state, batch, found, known, kv.free - idle - spare, self.scheduler_reserve_full_isl):
+                whole = self.scheduler_reserve_full_isl
+                if not load_or_wait(state, batch, found, known, kv.free - idle - spare, whole):
                     break
                 continue
             tokens = target - min(known, target - 1)

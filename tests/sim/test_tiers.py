@@ -59,7 +59,7 @@ def case(seed, shared):
     longest = max(prompt + output for _, prompt, output, *_ in rows)
     num_blocks = 3 + -(-longest // block_size) + r.choice([0, 1, 5, 30])
     offload = Offload(
-        specs(r, shared), chunk, r.choice([1e-5, 0.01]) * (r.random() + 0.1), r.choice([1e-5, 0.05]) * r.random(), 1.0,
+        specs(r, shared), chunk, r.choice([1e-5, 0.01]) * (r.random() + 0.1), r.choice([1e-5, 0.05]) * r.random(),
         r.choice(["async", "async", "sync"]), r.choice([1, 1, 1, 2, 3]),
     )  # fmt: skip
     prompts = [prompt for _, prompt, *_ in rows]

@@ -137,7 +137,8 @@ class Side(VllmV1):
         batch, said, _, _, used = self.flight.popleft()
         chunks, kv = self.shape(batch)
         self.steps.append(NaiveStep(self.start_s, t, chunks, len(kv), sum(kv), (), used))
-        for r in [r for r in (*self.running, *self.waiting, *self.there) if r.done]:
+        gone = [r for r in (*self.running, *self.waiting, *self.there) if r.done]
+        for r in sorted(gone, key=lambda r: r.cancelled_s or 0.0):
             self.leave(r)
         over = []
         for r, n, _, _, yields, preemptions in batch:
