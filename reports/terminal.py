@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports import pool_words, spent, words
+from reports import pool_words, spent, tier_words, words
 from reports.cost_words import cost_facts
 from reports.words import gib, percent, quantity
 from sim.result import Result
@@ -115,5 +115,7 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         *[("Replicas", said) for said in pool_words.came_and_went(s)],
         ("Preemptions", "; ".join(filter(None, words.preemptions(s)))),
         *([("Prefix hits", f"{percent(found)} of prompt tokens")] if found is not None else []),
+        *[(f"KV from {name}", said) for name, said in tier_words.found(s)],
+        *([("KV loads", waited)] if (waited := tier_words.waited(s)) else []),
         *cost_facts(s, result.manifest),
     ]

@@ -53,7 +53,8 @@ def offload_of(
                 "engine.kv_offloading_backend: LMCache keeps what its own server or configuration says, not this size; "
                 f"write its tiers as {KEY} (with chunk: 256), and leave kv_offloading_size out"
             )
-    part = part or KvTiersPart(tiers=[TierPart(kind="host", capacity=round((size_gib or 0) * GIB))])
+    host = {"kind": "host", "capacity": f"{round((size_gib or 0) * GIB)}B"}
+    part = part or KvTiersPart.model_validate([host])
     problems += _not_simulated(scenario, index, key, part, model, layout, engine, scheduler)
     block, gpus = memory.block_size, layout.gpus
     chunk = part.chunk or block
@@ -62,13 +63,13 @@ def offload_of(
     problems += _wrong_tiers(part.tiers, key, chunk * memory.kv_bytes_per_token * gpus, chunk)
     if problems:
         raise ServecastError(*problems)
-    near = part.tiers[0] if part.tiers[0].kind == "host" else TierPart(kind="host", capacity=0)
-    gpu_bytes = memory.kv_bytes_per_token
+    near, gpu_bytes, usual = part.tiers[0], memory.kv_bytes_per_token, gpu.host_bytes_per_s
+    read, write = (near.read or usual, near.write or usual) if near.kind == "host" else (usual, usual)
     return Offload(
         tuple(_spec(tier, part.tiers, chunk, gpu_bytes, gpus) for tier in part.tiers),
         chunk,
-        gpu_bytes / (near.read or gpu.host_bytes_per_s),
-        gpu_bytes / (near.write or gpu.host_bytes_per_s),
+        gpu_bytes / read,
+        gpu_bytes / write,
         part.load,
         1 if part.write_policy == "write_through" else part.hits,
     )

@@ -232,12 +232,30 @@ class TieredCache(PrefixCache):
 
     def _stretches(self, request: Request, first: int, last: int) -> list[Stretch]:
         """What a request's chunks `first` to before `last` hold; a chunk is of the stretch in which it ends."""
-        found, at, blocks = [], 0, self._chunk // self.block_size
-        for content, end in (*self._path(request), (own_content(request), last * blocks)):
-            end = min(end // blocks, last)
-            if end > max(at, first):
-                found.append((content, max(at, first), end))
-            at = max(at, end)
+        shared = request.stretches
+        if shared is None:
+            shared = request.stretches = self._shared(request)
+        tail = shared[-1][2] if shared else 0
+        if first or last < tail:
+            found = []
+            for stretch in shared:
+                content, start, end = stretch
+                if end > first and start < last:
+                    inside = start >= first and end <= last
+                    found.append(stretch if inside else (content, max(start, first), min(end, last)))
+        else:
+            found = shared.copy()
+        if last > tail:
+            found.append((own_content(request), max(tail, first), last))
+        return found
+
+    def _shared(self, request: Request) -> list[Stretch]:
+        """The beginning of its prompt that others have too."""
+        found, at, blocks = list[Stretch](), 0, self._chunk // self.block_size
+        for content, until in self._path(request):
+            if (end := until // blocks) > at:
+                found.append((content, at, end))
+                at = end
         return found
 
 

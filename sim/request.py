@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sim.prefixcache import Path, Run
     from sim.radixcache import Node
     from sim.samples import Samples
+    from sim.tiers import Stretch
 
 NOT_YET = float("nan")
 IN_FLIGHT = -1
@@ -78,6 +79,7 @@ class Request:
         "stint",
         "stored",
         "streams",
+        "stretches",
         "tables",
         "target",
         "there",
@@ -120,6 +122,7 @@ class Request:
         self.there = False  # it has come, and the request waits for its turn
         self.arriving = 0  # for how many tokens it has had blocks since its KV began to come
         self.awaited = False  # it waited for what another one loaded, and keeps its place for that
+        self.stretches: list[Stretch] | None = None  # of a cache with tiers: `path`, in chunks of these
         self.stored = 0  # of the chunks of tiers that it can fill: how many were offered, or came from there
         self.target = (
             prompt_tokens  # KV tokens that its next output token needs: the prompt, and what it lost to preemption

@@ -101,8 +101,16 @@ class Tier:
     def touch(self, stretches: Sequence[Stretch], now: float, read_until_s: float = 0.0) -> None:
         """Of these stretches, in the order of a prompt, what is here was used just now: the first chunk last. It stays
         until `read_until_s`."""
+        queue, all_runs = self._queue, self._runs
         for content, start, end in reversed(stretches):
-            runs = self._runs.get(content, [])
+            runs = all_runs.get(content)
+            if runs is None:
+                continue
+            if len(runs) == 1 and (run := runs[0]).end <= end:
+                queue.move_to_end(run)
+                if read_until_s > run.read_until_s:
+                    run.read_until_s = read_until_s
+                continue
             for i in range(len(runs) - 1, -1, -1):
                 if runs[i].end > start and runs[i].start < end:
                     self._used(runs, i, start, end, now, read_until_s)

@@ -10,6 +10,7 @@ import pytest
 
 from sim.cluster import Cluster, Pool, Routing
 from sim.offload import Offload, TieredCache
+from sim.prefixcache import PrefixCache
 from sim.schedulers import VllmV1
 from sim.source import OpenLoop, Requests
 from sim.steplog import CANCELLED
@@ -140,3 +141,123 @@ def test_whole_runs_equal_the_naive_ones(first):
         log, _ = both(seed)
         loaded += log.loads.table().height
     assert loaded > 100
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_replicas_that_share_tiers_equal_the_naive_ones(replicas):
+    loaded = sum(both(seed, replicas)[0].loads.table().height for seed in range(300))
+    assert loaded > 50
+
+
+def run(rows, paths, offload, *, policy=None, cost=None, num_blocks=100, asynchronous=False):
+    """(arrival, prompt, output) each, on one replica with blocks of 16; `offload` None: without tiers. The cluster."""
+
+    def cache(blocks, size):
+        if offload is None:
+            return PrefixCache(blocks, size, paths, True)
+        return TieredCache(blocks, size, paths, True, offload, [Tier(spec) for spec in offload.tiers])
+
+    arrival_s, prompts, outputs = (np.array(c) for c in zip(*rows, strict=True))
+    policy = policy or VllmV1(max_num_batched_tokens=2048, max_num_seqs=64)
+    pool = Pool(1, policy, cost or COST, num_blocks, 16, 10**6, asynchronous, NO_TIME, cache)
+    cluster = Cluster(OpenLoop(arrival_s.astype(float), Requests(prompts, outputs, outputs)), [pool], Routing())
+    assert cluster.run()
+    return cluster
+
+
+COST = LinearCost(base=0.01, token=1e-4, decode=1e-4, kv=0.0, attention=0.0)
+
+
+def host(chunks=1000, read_s=1e-6, **more):
+    """One tier, whose chunks are KV blocks of 16."""
+    return Offload((TierSpec("host", chunks, 0.0),), 16, read_s, 1e-6, **more)
+
+
+SHARED = 960
+"""Tokens that the first and the last of three prompts begin with; the one between takes the GPU's blocks."""
+
+
+def three(offload, **more):
+    """TTFT of the last one, and the cluster."""
+    rows = [(0.0, SHARED + 16, 2), (5.0, 1500, 2), (10.0, SHARED + 16, 2)]
+    cluster = run(rows, lambda id: [] if id == 1 else [(0, SHARED // 16)], offload, **more)
+    requests = cluster.log.requests.table()
+    return float(requests["first_token_s"][2] - requests["arrival_s"][2]), cluster
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_the_gpu_lost_costs_what_loading_takes(asynchronous):
+    """By hand: 976 tokens are 107.6 ms to compute; with 960 on the way for 0.5, 20 or 800 ms, 16 are."""
+    without, _ = three(None, asynchronous=asynchronous)
+    assert without == pytest.approx(0.01 + 976e-4)
+    for loads in ("async", "sync"):
+        for read_s in (0.5e-6, 2e-5, 8e-4):
+            took, cluster = three(host(read_s=read_s, loads=loads), asynchronous=asynchronous)
+            assert took == pytest.approx(SHARED * read_s + 0.01 + 16e-4)
+            assert cluster.log.requests.table()["cached_tokens"].tolist() == [0, 0, SHARED]
+            assert cluster.log.loads.table()["tokens"].tolist() == [SHARED]
+
+
+def test_what_has_no_room_is_not_found():
+    took, cluster = three(host(chunks=30))
+    assert took == pytest.approx(0.01 + 976e-4)
+    assert not cluster.log.loads.table().height
+    assert cluster.log.tiers.table()["dropped"].sum() > 0
+
+
+def test_it_is_not_read_before_it_is_written():
+    """Writing takes a minute; the third request comes after 10 s."""
+    slow = Offload((TierSpec("disk", 1000, 0.0, read_s=1e-6, write_s=60 / 960),), 16, 1e-6, 1e-6)
+    took, cluster = three(slow)
+    assert took == pytest.approx(0.01 + 976e-4)
+    assert not cluster.log.loads.table().height
+
+
+def test_who_wants_what_is_being_loaded_waits_for_it_and_loads_nothing():
+    rows = [(0.0, SHARED + 16, 2), (5.0, 1500, 2), (10.0, SHARED + 16, 2), (10.001, SHARED + 16, 2), (10.002, 32, 2)]
+    cluster = run(rows, lambda id: [] if id in (1, 4) else [(0, SHARED // 16)], host(read_s=1e-3))
+    loads, requests = cluster.log.loads.table(), cluster.log.requests.table()
+    assert sorted(zip(loads["id"], loads["tier"], loads["tokens"], strict=True)) == [(2, 0, SHARED), (3, -1, 0)]
+    first = dict(zip(requests["id"], requests["first_token_s"], strict=True))
+    assert first[4] < 10.1 < 10.9 < first[2] <= first[3] < 11.1, "others go on meanwhile"
+    assert requests["cached_tokens"].sum() == 2 * SHARED
+
+
+def test_the_step_waits_for_what_it_loads_and_all_who_are_in_it():
+    rows = [(0.0, SHARED + 16, 2), (5.0, 1500, 2), (9.9, 32, 200), (10.0, SHARED + 16, 2)]
+    paths = lambda id: [(0, SHARED // 16)] if id in (0, 3) else []  # noqa: E731
+    waits = []
+    for loads in ("async", "sync"):
+        steps = run(rows, paths, host(read_s=1e-3, loads=loads), num_blocks=200).log.steps.table()
+        waits.append(float((steps["end_s"] - steps["start_s"])[steps["steps"] == 1].max()))
+    assert waits[0] < 0.2
+    assert waits[1] > 0.96
+
+
+def test_only_what_is_asked_for_often_enough_is_stored():
+    _, cluster = three(host(store_after=2))
+    assert cluster.log.tiers.table()["stored"].sum() == SHARED  # by the third request, the second that asks for it
+    assert not cluster.log.loads.table().height
+
+
+@pytest.mark.parametrize("loads", ["async", "sync"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_many_long_prefixes_in_a_small_cache_come_to_an_end(loads, asynchronous):
+    """5,000 requests, of which 71 % begin with one of 3 stretches of 16K tokens, 2,204 blocks on the GPU (two such
+    prompts) and as many again in the host's memory, which holds two of them."""
+    r = random.Random(7)
+    rows, prefixes, now = [], {}, 0.0
+    for id in range(5000):
+        now += r.expovariate(1.5)
+        if r.random() < 0.71:
+            prefixes[id] = r.randrange(3)
+        rows.append((now, 16384 * (id in prefixes) + r.randint(1, 2000), r.randint(1, 300)))
+    paths = lambda id: [(prefixes[id], 1024)] if id in prefixes else []  # noqa: E731
+    policy = VllmV1(max_num_batched_tokens=2048, max_num_seqs=256)
+    cost = LinearCost(base=0.005, token=3e-5, decode=1e-5, kv=1e-8, attention=0.0)
+    offload = host(chunks=2048, read_s=1.3e-6, loads=loads)
+    log = run(rows, paths, offload, policy=policy, cost=cost, num_blocks=2205, asynchronous=asynchronous).log
+    requests = log.requests.table()
+    assert requests.height == 5000
+    assert (requests["finish_s"] > 0).all()
+    assert log.loads.table()["tokens"].sum() > 50 * 16384
