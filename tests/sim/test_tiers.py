@@ -149,7 +149,7 @@ def test_replicas_that_share_tiers_equal_the_naive_ones(replicas):
     assert loaded > 50
 
 
-def run(rows, paths, offload, *, policy=None, cost=None, num_blocks=100, asynchronous=False):
+def run(rows, paths, offload, *, policy=None, cost=None, num_blocks=97, asynchronous=False):
     """(arrival, prompt, output) each, on one replica with blocks of 16; `offload` None: without tiers. The cluster."""
 
     def cache(blocks, size):
@@ -179,7 +179,7 @@ SHARED = 960
 
 def three(offload, **more):
     """TTFT of the last one, and the cluster."""
-    rows = [(0.0, SHARED + 16, 2), (5.0, 1500, 2), (10.0, SHARED + 16, 2)]
+    rows = [(0.0, SHARED + 16, 2), (5.0, 1520, 2), (10.0, SHARED + 16, 2)]
     cluster = run(rows, lambda id: [] if id == 1 else [(0, SHARED // 16)], offload, **more)
     requests = cluster.log.requests.table()
     return float(requests["first_token_s"][2] - requests["arrival_s"][2]), cluster
@@ -214,7 +214,7 @@ def test_it_is_not_read_before_it_is_written():
 
 
 def test_who_wants_what_is_being_loaded_waits_for_it_and_loads_nothing():
-    rows = [(0.0, SHARED + 16, 2), (5.0, 1500, 2), (10.0, SHARED + 16, 2), (10.001, SHARED + 16, 2), (10.002, 32, 2)]
+    rows = [(0.0, SHARED + 16, 2), (5.0, 1520, 2), (10.0, SHARED + 16, 2), (10.001, SHARED + 16, 2), (10.002, 32, 2)]
     cluster = run(rows, lambda id: [] if id in (1, 4) else [(0, SHARED // 16)], host(read_s=1e-3))
     loads, requests = cluster.log.loads.table(), cluster.log.requests.table()
     assert sorted(zip(loads["id"], loads["tier"], loads["tokens"], strict=True)) == [(2, 0, SHARED), (3, -1, 0)]
@@ -224,11 +224,11 @@ def test_who_wants_what_is_being_loaded_waits_for_it_and_loads_nothing():
 
 
 def test_the_step_waits_for_what_it_loads_and_all_who_are_in_it():
-    rows = [(0.0, SHARED + 16, 2), (5.0, 1500, 2), (9.9, 32, 200), (10.0, SHARED + 16, 2)]
+    rows = [(0.0, SHARED + 16, 2), (5.0, 1520, 2), (9.9, 32, 200), (10.0, SHARED + 16, 2)]
     paths = lambda id: [(0, SHARED // 16)] if id in (0, 3) else []  # noqa: E731
     waits = []
     for loads in ("async", "sync"):
-        steps = run(rows, paths, host(read_s=1e-3, loads=loads), num_blocks=200).log.steps.table()
+        steps = run(rows, paths, host(read_s=1e-3, loads=loads)).log.steps.table()
         waits.append(float((steps["end_s"] - steps["start_s"])[steps["steps"] == 1].max()))
     assert waits[0] < 0.2
     assert waits[1] > 0.96
