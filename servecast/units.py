@@ -38,7 +38,8 @@ def parse_size(value: object) -> int:
 
 def size_text(size_bytes: int) -> str:
     """Bytes as a scenario writes them."""
-    return f"{size_bytes}B"
+    unit = next((name for name in ("TiB", "GiB", "MiB") if size_bytes and size_bytes % SIZES[name] == 0), "B")
+    return f"{size_bytes // SIZES[unit]}{unit}"
 
 
 Size = Annotated[int, BeforeValidator(parse_size), PlainSerializer(size_text)]
