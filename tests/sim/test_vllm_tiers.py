@@ -1,4 +1,4 @@
-"""What a tier keeps and loses against vLLM's own manager of host memory (`v1/kv_offload/cpu/manager.py`), chunk by chunk.
+"""What a tier keeps and loses against vLLM's own manager of host memory (`v1/kv_offload/cpu/manager.py`).
 
 Its LRU policy and reference counts are real; prompts come one after the other, so that nothing is on its way when the
 next one looks. For the sources: see `test_vllm_sources`. 0.24 has these classes as they are used here.
