@@ -139,6 +139,10 @@ def cases(saved: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     shared = {"workload": {"mix": "agent", "num_sessions": 600}}
     yield "shared prefixes", shared
     yield "shared, windows", shared | {"model": hybrid}
+    behind = {"preset": "vllm-0.24", "max_num_seqs": 256, "max_model_len": 65536, "num_gpu_blocks_override": 8000}
+    host = {"gpu": "h100-sxm", "kv_tiers": [{"kind": "host", "capacity": "64GiB"}]}
+    yield "shared, small", shared | {"engine": behind}
+    yield "shared, tiers", shared | {"engine": behind, "cluster": host}
     yield "shared, SGLang", shared | {"engine": OTHERS["SGLang"]}
     for engine in POLICIES:
         name = engine["preset"] + " chunked" * ("enable_chunked_prefill" in engine)

@@ -186,7 +186,8 @@ def _on_line(cost: CompiledCost, decodes: int, kv_tokens: Ints) -> Floats:
         at = end
         if at == len(kv_tokens):
             break
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    seconds: Floats = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return seconds
 
 
 def _at(cost: CompiledCost, decodes: int, kv_tokens: int) -> float:

@@ -17,7 +17,7 @@ from reports.words import DEFINITIONS
 from servecast import listing
 from servecast.cli import main
 from servecast.scenario import Scenario
-from servecast.units import parse_size
+from servecast.units import parse_rate, parse_size
 from workloads.units import parse_duration
 
 PAGE = Path(__file__).with_name("reference.md")
@@ -99,6 +99,8 @@ def _cell_kind(kind: Any, seen: list[type[BaseModel]]) -> str:
         parsers = [getattr(each, "func", None) for each in args[1:]]
         if parse_duration in parsers:
             return "time, with its unit"
+        if parse_rate in parsers:
+            return "rate, with its unit"
         return "size, with its unit" if parse_size in parsers else _cell_kind(args[0], seen)
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_cell_kind(each, seen) for each in args if each is not NoneType))

@@ -12,7 +12,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from reports import drafts, figures, pool_words, spent, words
+from reports import drafts, figures, pool_words, spent, tier_words, words
 from reports.cost_words import cost_assumptions, cost_rows
 from reports.page import card, figure, page
 from reports.words import NONE, gib, percent, quantity
@@ -93,6 +93,9 @@ def _cards(result: Result, s: Mapping[str, Any]) -> str:
     )
     if (found := s["prefix_cache_hit_rate"]) is not None:
         cards.append(("Prefix hits", percent(found), "", "of prompt tokens"))
+    for name, tier in s.get("kv_tiers", {}).items():
+        if tier["hit_rate"] is not None:
+            cards.append((f"KV from {name}", percent(tier["hit_rate"]), "", tier_words.waited(s) or "of prompt tokens"))
     preemptions, again = words.preemptions(s)
     cards.append(("Preemptions", preemptions, "", again or f"peak batch {quantity(s['peak_batch_size_current'])}"))
     return '<div class="cards">' + "".join(card(*one) for one in cards) + "</div>"

@@ -16,6 +16,7 @@ PARTS: dict[str, tuple[str, str, str]] = {
     "no_replica": ("waiting for a replica, or lost with one", look.RED, ""),
     "front_end": ("front end", look.GREY, ""),
     "queue": ("queue", look.ORANGE, ""),
+    "kv_load": ("KV from tiers", look.GREY, "\\"),
     "prefill": ("own prompt", look.BLUE, ""),
     "decode": ("decoding", look.GREEN, ""),
     "other_prompts": ("others' prompts", look.BLUE, "/"),

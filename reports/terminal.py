@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports import drafts, pool_words, spent, words
+from reports import drafts, pool_words, spent, tier_words, words
 from reports.cost_words import cost_facts
 from reports.words import gib, percent, quantity
 from sim.result import Result
@@ -116,5 +116,7 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         ("Preemptions", "; ".join(filter(None, words.preemptions(s)))),
         *[("Drafts", said) for said in drafts.said(s, result.manifest)],
         *([("Prefix hits", f"{percent(found)} of prompt tokens")] if found is not None else []),
+        *[(f"KV from {name}", said) for name, said in tier_words.found(s)],
+        *([("KV loads", waited)] if (waited := tier_words.waited(s)) else []),
         *cost_facts(s, result.manifest),
     ]

@@ -15,6 +15,7 @@ from servecast.pools import PoolSetup
 from servecast.serve_lines import commands
 from servecast.setup import Setup
 from servecast.speculation import words
+from servecast.tiers import notes_of as notes_of_tiers
 from sim.schedulers.vllm_v0 import VllmV0
 
 NOT_MODELLED = (
@@ -48,6 +49,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
             *_swap_notes(pool),
             *_stage_notes(pool),
             *([] if pool.drafting is None else [words(pool.drafting)]),
+            *_tier_notes(pool),
         )
     )
     return {
@@ -137,6 +139,13 @@ def _stage_notes(pool: PoolSetup) -> list[str]:
         f"{pool.engine.preset} runs one batch at a time through its {pool.layout.pp} pipeline stages, of which all but "
         "one wait: async_scheduling: false keeps as many batches under way as stages"
     ]
+
+
+def _tier_notes(pool: PoolSetup) -> list[str]:
+    if pool.offload is None:
+        return []
+    return list(notes_of_tiers(pool.offload, pool.step_cost, pool.engine.max_num_batched_tokens,
+                               pool.engine.max_model_len))  # fmt: skip
 
 
 def _own_notes(setup: Setup, index: int) -> list[str]:

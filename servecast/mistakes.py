@@ -16,6 +16,8 @@ BEAMS = (
     "with the whole prompt. Write these requests as a trace, a turn of a session for each token (docs/workloads.md)"
 )
 NOT_YET = {
+    "prefetch": "prefetching from a tier before a request's turn comes, as SGLang's HiCache does, is not modelled: KV "
+    "begins to come when the request gets its blocks; leave it out",
     "links": "links between pools are not modelled yet",
     "best_of": "best_of is not modelled, and newer engines do not have it; n is how many samples each request asks for",
     "use_beam_search": BEAMS,
@@ -31,6 +33,8 @@ EXAMPLES = {
     "pools": "pools: [{gpu: h100-sxm}]",
     "workload": "workload: {trace: requests.csv}, or arrivals or closed_loop with num_requests and lengths",
     "window": "window: [0s, 10min]",
+    "kv_tiers": "kv_tiers: [{kind: host, capacity: 64GiB}]",
+    "capacity": "capacity: 64GiB",
     "arrivals": "arrivals: {kind: poisson, rate: 8}",
     "closed_loop": "closed_loop: {concurrency: 64}",
     "concurrency": "concurrency: 64",

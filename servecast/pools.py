@@ -39,6 +39,8 @@ from servecast.profiles import DATASHEET, prices_of
 from servecast.scenario import PoolPart, Scenario
 from servecast.speculation import drafting_of, no_drafts
 from sim.drafts import Drafting
+from servecast.tiers import offload_of
+from sim.offload import Offload
 from sim.schedulers import Scheduler, scheduler_of
 from sim.schedulers.vllm_v0 import VllmV0
 
@@ -66,6 +68,7 @@ class PoolSetup:
     pipeline: PipelineCost | InSeries | None = None
     drafts: SpeculativeCost | None = None
     drafting: Drafting | None = None
+    offload: Offload | None = None
 
     @property
     def step_cost(self) -> StepCost:
@@ -114,7 +117,7 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     named = ask(lambda: keyed("model", lambda: load_model(str(path) if is_path(word) else word)))
     gpu, layout = load_gpu(part.gpu), _layout(part)
     host = scenario.host if part.host is None else part.host
-    engine = model = memory = scheduler = costed = drafting = None
+    engine = model = memory = scheduler = costed = drafting = offload = None
     prices = ask(lambda: keyed("cluster.profile", lambda: prices_of(gpu, profile_of(scenario, index))))
     if prices and host.kernels is not None:
         prices = Scaled(prices, dict.fromkeys(PRICED, host.kernels))
@@ -133,7 +136,8 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
         found += _no_stages(part, named, engine, scenario.pool_engine(index).get("scheduler"))
         if engine and model:
             own = scenario.pool_engine(index).get("scheduler")
-            found += (undrafted := list(no_drafts(model, layout, engine, part.role, own)))
+            tiers = part.kv_tiers or engine.options.get("kv_offloading_size")
+            found += (undrafted := list(no_drafts(model, layout, engine, part.role, own, tiers)))
             said = scenario.speculation if part.speculation is None else part.speculation
             drafting = ask(lambda: drafting_of(said, engine, scenario.seed))
             drafter = None if undrafted else ask(lambda: draft_of(model, engine))
@@ -147,6 +151,9 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
         if model and engine and not wrong:
             logged = Logged(**dict(scenario.memory if part.memory is None else part.memory))
             memory = ask(lambda: keyed("engine", lambda: require_fit(model, layout, gpu, engine, logged)))
+            if memory and scheduler:
+                known = model, gpu, layout, engine, memory, scheduler
+                offload = ask(lambda: offload_of(scenario, index, *known))
             if prices and not found:
                 costed = ask(lambda: keyed("model", lambda: costs(model, layout, engine, prices)))
     problems += _placed(scenario, index, found)
@@ -160,7 +167,7 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
     name = scenario.cluster.names[index]
     return PoolSetup(
         name, part.role, part.weight, scenario.cluster.most(index), word, model, gpu, layout, engine, memory, prices,
-        cost, scheduler, group, pipeline, drafts, drafting,
+        cost, scheduler, group, pipeline, drafts, drafting, offload,
     )  # fmt: skip
 
 

@@ -24,12 +24,14 @@ from sim.cluster import Cluster, Pool, Routing
 from sim.deployment import Classes, Deployment, PoolFacts
 from sim.hybridcache import HybridCache
 from sim.kvcache import KVCache
+from sim.offload import TieredCache
 from sim.prefixcache import PrefixCache
 from sim.radixcache import RadixCache
 from sim.result import Result as Outcome
 from sim.routers import Known
 from sim.samples import shared_prompts
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions, Source
+from sim.tiers import Tier
 from sim.windows import Tables, Window, WindowCache
 from workloads.content import content_of
 
@@ -120,6 +122,7 @@ def _facts(pool: PoolSetup) -> PoolFacts:
         role=pool.role,
         ranks=pool.layout.dp,
         peaks=AtPeaks(pool.model, pool.layout, pool.gpu),
+        tiers=() if pool.offload is None else tuple(tier.name for tier in pool.offload.tiers),
     )  # fmt: skip
 
 
@@ -245,6 +248,14 @@ def _cache(setup: Setup, pool: PoolSetup, tables: Tables) -> Callable[[int, int]
     paths = known if trace.samples is None else shared_prompts(known, trace.prompt_tokens, trace.samples, size)
     if tree:
         return lambda num_blocks, block_size: RadixCache(num_blocks, block_size, paths)
+    if (offload := pool.offload) is not None:
+        common = {i: Tier(spec) for i, spec in enumerate(offload.tiers) if spec.shared}
+
+        def tiered(num_blocks: int, block_size: int) -> KVCache:
+            tiers = [common.get(i) or Tier(spec) for i, spec in enumerate(offload.tiers)]
+            return TieredCache(num_blocks, block_size, paths, engine.blank_blocks_first, offload, tiers)
+
+        return tiered
     drops_last = engine.speculation is not None and engine.speculation.drops_last
     cache = partial(HybridCache, tables=tables) if slides else partial(PrefixCache, drops_last=drops_last)
     return lambda num_blocks, block_size: cache(num_blocks, block_size, paths, engine.blank_blocks_first)

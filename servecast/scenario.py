@@ -28,6 +28,7 @@ from servecast.own_policy import split
 from servecast.parts import Count, Part, Time, checked, known, known_model
 from servecast.serve_args import KEY, put_into, read_line
 from servecast.speculation import LengthPart, SpeculationPart
+from servecast.tier_parts import KvTiersPart, TierPart
 from servecast.units import Size
 from servecast.workload import (
     ClassPart,
@@ -88,7 +89,7 @@ class PoolPart(Part):
     datasheet where there is none. Of several pools each may have a `model`, `host`, `memory` and `speculation` of its
     own, and an `engine`: options on top of the scenario's, or, with a preset, in place of them. `weight` is what the
     router `weighted` goes by. `failures` and `autoscale` change how many there are; `cold_start`: from a replica's
-    start until it serves (unset, an estimate for vLLM)."""
+    start until it serves (unset, an estimate for vLLM). `kv_tiers`: what keeps KV beyond the GPUs."""
 
     name: Annotated[str, Field(min_length=1)] | None = None
     role: Literal["unified", "prefill", "decode"] = "unified"
@@ -112,6 +113,7 @@ class PoolPart(Part):
     failures: FailuresPart | None = None
     autoscale: AutoscalePart | None = None
     cold_start: Moment | None = None
+    kv_tiers: KvTiersPart | None = None
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -373,7 +375,7 @@ def _fields(loc: list[Any]) -> list[str]:
         return [*PoolPart.model_fields, *ClusterPart.model_fields]
     parts: dict[str, type[Part]] = {
         "cluster": ClusterPart, "split": SplitPart, "failures": FailuresPart, "autoscale": AutoscalePart,
-        "events": EventPart, "limits": LimitsPart, "experts": ExpertsPart,
+        "events": EventPart, "limits": LimitsPart, "experts": ExpertsPart, "kv_tiers": KvTiersPart, "tiers": TierPart,
         "host": HostPart, "extras": ExtraPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
         "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
         "priority": PriorityPart, "prometheus": PrometheusPart, "speculation": SpeculationPart,

@@ -233,6 +233,9 @@ class _Writer:
             name = (split and split.connector) or USUAL[self.pool.engine.engine]
             flag = self._flag(self.how["side"])
             yield f"not in the line: how this {self.pool.role} side hands over by {name} ({flag})"
+        if self.pool.offload is not None and "kv_offloading_size" not in self.given:
+            names = ", ".join(tier.name for tier in self.pool.offload.tiers)
+            yield f"not in the line: KV tiers ({names}), by kv_offloading_size (GiB) or a connector of yours"
         if layout.gpus > node:
             yield f"not in the line: how its nodes find each other; {layout.gpus} GPUs, {node} a node"
 

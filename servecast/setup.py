@@ -119,6 +119,8 @@ def set_up(scenario: Scenario) -> Setup:
     problems += _wrong_models(scenario)
     if requests and requests.trace.samples is not None:
         problems += _no_samples(pools)
+        if any(pool.offload for pool in pools):
+            problems.append("workload: several samples of one prompt (n) are not simulated with KV tiers; take n out")
     if requests:
         problems += _wrong_routers(scenario, requests)
     split = costing = None

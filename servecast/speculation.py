@@ -134,8 +134,10 @@ def drafting_of(part: SpeculationPart | None, engine: EngineSpec, seed: int) -> 
     )
 
 
-def no_drafts(model: ModelSpec, layout: Parallelism, engine: EngineSpec, role: str, own: object) -> Iterator[str]:
-    """Why an engine's drafts are not modelled."""
+def no_drafts(
+    model: ModelSpec, layout: Parallelism, engine: EngineSpec, role: str, own: object, tiers: object
+) -> Iterator[str]:
+    """Why an engine's drafts are not modelled; with a policy of the user's `own`, or `tiers` that keep KV."""
     if engine.speculation is None:
         return
     key, out = "engine.speculative_config", "take it out"
@@ -146,6 +148,10 @@ def no_drafts(model: ModelSpec, layout: Parallelism, engine: EngineSpec, role: s
             yield f"{key}: drafts with {name} {getattr(layout, name)} are not modelled; {out}, or use tp and replicas"
     if role != "unified":
         yield f"{key}: drafts where prefill and decode are apart are not modelled; {out}"
+    if tiers is not None:
+        yield f"{key}: drafts with KV that tiers keep are not modelled; {out}, or the tiers"
+    if engine.options.get("stream_interval", 1) not in (None, 1):
+        yield f"{key}: drafts with a stream_interval above 1 are not modelled; {out}, or leave the interval out"
     if own is not None:
         yield f"{key}: a policy of your own plans one token a sequence; take one of the two out"
 

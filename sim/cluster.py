@@ -27,6 +27,7 @@ from sim.handover import HandOver, Split, SplitDesk
 from sim.kvcache import KVCache
 from sim.lives import Lives
 from sim.lockstep import GroupCost, Lockstep, Rank
+from sim.offload import TieredCache
 from sim.pipeline import Pipeline, PipelineCost
 from sim.pushed import PushDesk
 from sim.replica import Replica
@@ -230,6 +231,7 @@ class Cluster:
             gc.unfreeze()
             for number in range(len(self.front_ends)):
                 self._record_totals(number)
+            self._record_tiers()
         if len(requests) != self._source.total:
             replicas = [front_end.replica for front_end in self.front_ends]
             raise ServecastError(why_stuck(replicas, self._desks, len(requests), self._source.total))
@@ -241,6 +243,15 @@ class Cluster:
             replica.record_stages()
         if isinstance(decodes := replica.state.decodes, SpeculativeDecodes):
             self.log.drafted(number, decodes.sequences, decodes.drafted, decodes.accepted)
+
+    def _record_tiers(self) -> None:
+        seen: set[int] = set()
+        for number, front_end in enumerate(self.front_ends):
+            if isinstance(kv := front_end.replica.state.kv, TieredCache):
+                for i, tier in enumerate(kv.tiers):
+                    if id(tier) not in seen:
+                        seen.add(id(tier))
+                        self.log.tier(number, i, *kv.did(i))
 
     def _desk_of(self, request: Request) -> Direct | SplitDesk:
         return self._desks[0 if self._asks is None else int(self._asks[request.id])]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
     """Equal replicas, as far as the metrics need them: `gpus` of each, and how many (`ranks`) step together. Bytes are
-    per GPU, KV blocks per replica. `peaks` says what its steps would take at the GPU's peaks, where that is known."""
+    per GPU, KV blocks per replica. `peaks` says what its steps would take at the GPU's peaks, where that is known;
+    `tiers` names the places beyond the GPU that keep KV."""
 
     name: str
     replicas: int
@@ -32,6 +33,7 @@ class PoolFacts:
     role: str = "unified"
     ranks: int = 1
     peaks: AtPeaks | None = None
+    tiers: tuple[str, ...] = ()
 
     @property
     def block_bytes(self) -> int:

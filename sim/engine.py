@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from sim.schedulers import Scheduler
 from sim.speculative import SpeculativeDecodes, Verified
 from sim.state import Batch, State
 from sim.steplog import CANCELLED, LENGTH, STEP_COLUMNS, STOP, Log
+
+if TYPE_CHECKING:
+    from sim.offload import TieredCache
 
 NOBODY: list[Request] = []
 
@@ -47,6 +51,7 @@ class Engine:
     ) -> None:
         self.index = index
         self.state = state
+        self._tiered = cast("TieredCache", state.kv) if state.kv.loads else None
         self._scheduler = scheduler
         self._log = log
         self._on_pull = on_pull
@@ -81,6 +86,8 @@ class Engine:
         planned_s = now
         if self._async and self.batch is not None:  # when the last step began
             planned_s = self._ends_s[-2] if len(self._ends_s) > 1 else self._start_s
+        if self._tiered is not None:
+            self._tiered.begin_s = now
         batch, single = self._plan(planned_s)
         lost, copied = list[Request](), 0
         while batch.empty and (single or batch.preempted or self._look_again()):  # an empty step takes no time
@@ -107,6 +114,8 @@ class Engine:
             chunks = []
         else:
             self.batch, self._unread = None, 0
+            if self._tiered is not None:
+                self._tiered.send(now)
             self.lost_preemptions += len(batch.preempted)
             return False
         self.batch = batch
@@ -120,7 +129,11 @@ class Engine:
         state, polls = self.state, self._polls
         if polls and not self._async:
             self._hear()
+        if self._tiered is not None:
+            self._tiered.now_s = planned_s
         batch = self._scheduler.plan(state)
+        if self._tiered is not None:
+            self._offload(batch, self._tiered)
         self._unread = 0 if batch.chunks or batch.joins else (self._unread + 1) % self._every
         if batch.pulls and self._on_pull is not None:
             for request, found in batch.pulls:
@@ -136,6 +149,20 @@ class Engine:
         self._left_out(batch)
         return batch, more
 
+    def _offload(self, batch: Batch, cache: TieredCache) -> None:
+        """A plan with tiers was made: what it computes is offered to them, what it loads is on its way."""
+        cache.planned(batch.chunks)
+        cache.now_s = begin = cache.begin_s
+        for request, rows in batch.loads:
+            for row in rows:
+                self._log.load(request.id, self.index, row.tier, row.tokens, begin, row.end_s)
+            if request.id in self.state.loading:
+                self._fetch(request, max(row.end_s for row in rows))
+
+    def _fetch(self, request: Request, end_s: float) -> None:
+        """What `request` loads, and waits for, is there at `end_s`."""
+        raise NotImplementedError
+
     def _hear(self) -> bool:
         """The scheduler learns which transfers are over; whether there are any."""
         heard = self._polls.hear()
@@ -149,6 +176,9 @@ class Engine:
         assert batch is not None
         chunks, decodes, kv = batch.chunks, state.decodes, state.kv
         steps, now, first_step = len(ends), ends[-1], state.step
+        if self._tiered is not None:
+            self._tiered.send(now)
+            self._tiered.now_s = now
         blocks = kv.usable - kv.free
         blocks_end = blocks
         if steps > 1:

@@ -7,7 +7,7 @@ again; here nothing is.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sim.request import NEVER
 
@@ -33,6 +33,8 @@ class KVCache:
     """Block tables of a sequence: each takes a block where the sequence grows into one."""
     keeps_computed = False
     """Whether it is told when the step of a prompt has ended: `keep`."""
+    loads: Literal["", "async", "sync"] = ""
+    """How what it does not find may be loaded from elsewhere: see `sim.offload`."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size

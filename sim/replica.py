@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from simpy import Event
 
-from sim.clock import At, Clock
+from sim.clock import ARRIVAL, At, Clock
 from sim.engine import NOBODY, Engine
 from sim.quiet import quiet_run, quiet_run_of_windows, verified_run
 from sim.rejection import rejection_of
@@ -23,6 +23,7 @@ from sim.steplog import CANCELLED, UNFINISHED, Log
 
 if TYPE_CHECKING:
     from calibrate.cost import DraftCost, StepCost
+    from sim.offload import TieredCache
 
 
 class Replica(Engine):
@@ -52,6 +53,7 @@ class Replica(Engine):
         if state.drafting is not None:
             room -= state.drafting.slack
         self._always_fits = min(max_model_len, room, scheduler.longest_prompt)  # tokens of one request
+        self._loads_first = kv.loads == "sync"  # a step begins to compute once all that it loads is there
         self._interruptible = False
         self._wake: At | None = None
 
@@ -120,6 +122,13 @@ class Replica(Engine):
             self._wake_up(now)
         else:
             self._cut(bisect_left(self._ends_s, now))
+
+    def _fetch(self, request: Request, end_s: float) -> None:
+        def there(event: Event) -> None:
+            if self.state.pulling.get(request.id) is request:
+                self.transferred(request, end_s)
+
+        self._clock.call_at(end_s, there, ARRIVAL)
 
     def _wake_up(self, now: float) -> None:
         if self._wake is None:
@@ -210,7 +219,8 @@ class Replica(Engine):
         if line is None:
             step_s, copied = cost.step_s(self.chunks, decodes, batch.kv_tokens, batch.seen), self._copied_blocks
             swap_s = cost.swap_block_s * copied if copied else 0.0  # on the stream of the kernels, before them
-            self._ends_s = (now + (step_s + swap_s),)
+            begin = max([now, *(row.end_s for _, rows in batch.loads for row in rows)]) if self._loads_first else now
+            self._ends_s = (begin + (step_s + swap_s),)
             self._interruptible = False
             return True
         if batch.seen:
@@ -218,6 +228,9 @@ class Replica(Engine):
             self._ends_s = quiet_run_of_windows(state, batch, now, lines)
         else:
             self._ends_s = quiet_run(state, batch, now, line)
+        if self._tiered is not None and self._tiered.sends:
+            first = self._ends_s[0]
+            self._clock.call_at(first, lambda _: cast("TieredCache", state.kv).send(first), ARRIVAL)
         return self._begin_run()
 
     def _begin_run(self) -> bool:

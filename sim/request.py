@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sim.radixcache import Node
     from sim.samples import Samples
     from sim.speculative import Stint
+    from sim.tiers import Stretch
 
 NOT_YET = float("nan")
 IN_FLIGHT = -1
@@ -35,6 +36,8 @@ class Request:
 
     __slots__ = (
         "arrival_s",
+        "arriving",
+        "awaited",
         "brought",
         "cached_tokens",
         "chunk_step",
@@ -81,7 +84,9 @@ class Request:
         "sent_s",
         "slid",
         "stint",
+        "stored",
         "streams",
+        "stretches",
         "tables",
         "target",
         "there",
@@ -130,6 +135,10 @@ class Request:
         self.pulls = False  # the KV of all but the last of its `target` tokens is to come from elsewhere
         self.brought = False  # that KV is at hand: the step that admits it need not wait for it
         self.there = False  # it has come, and the request waits for its turn
+        self.arriving = 0  # for how many tokens it has had blocks since its KV began to come
+        self.awaited = False  # it waited for what another one loaded, and keeps its place for that
+        self.stretches: list[Stretch] | None = None  # of a cache with tiers: `path`, in chunks of these
+        self.stored = 0  # of the chunks of tiers that it can fill: how many were offered, or came from there
         self.target = (
             prompt_tokens  # KV tokens that its next output token needs: the prompt, and what it lost to preemption
         )

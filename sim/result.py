@@ -25,6 +25,7 @@ from sim.spent import Spent
 from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
 from sim.streams import Streams
 from sim.summary import accepted_drafts, came_and_went, class_summary, found_in_cache, recomputed
+from sim.tier_use import tier_summary
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,6 +65,7 @@ class Result:
         self._losses = log.losses.table()
         self._stages = log.stages.table()
         self._drafts = log.drafts.table()
+        self._loads, self._tiers = log.loads.table(), log.tiers.table()
         self.presence = Presence(self._changes) if self._changes.height else None
         """How many replicas there were; None where none came or went."""
         self._steps = log.steps.table()
@@ -203,7 +205,7 @@ class Result:
     @cached_property
     def spent(self) -> dict[str, dict[str, Any]]:
         """Where TTFT and TPOT were spent, of `all`, and by `pools` and `classes`: see `Spent.summary`."""
-        spent = Spent(self._finished, self._steps, self._transfers, self._gaps, self.deployment)
+        spent = Spent(self._finished, self._steps, self._transfers, self._gaps, self.deployment, self._loads)
         return spent.summary(self.classes)
 
     @cached_property
@@ -323,6 +325,8 @@ class Result:
             out |= accepted_drafts(self._drafts)
         if self._transfers.height:
             out["handed_over"] = handed_over(self._rows, self._transfers)
+        if self._tiers.height:
+            out |= tier_summary(self._rows, self._loads, self._tiers, self.deployment)
         return out
 
     def _good(self, rows: Table) -> npt.NDArray[np.bool_]:

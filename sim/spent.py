@@ -3,8 +3,9 @@
 Until the first token: before a replica had the request, in its front end, in its engine's queue; and from its first
 step on in steps, whose time is divided as `sim.work` says it: into what its own prompt took (by its share of the prompt
 tokens in these steps), what those of others took, and what decodes took. Where it was handed over, the stages after
-that (`STAGES` of `sim.occupancy`). Between tokens: steps as far as they decode, and as far as they held prompts of
-others; and whole gaps in which it was preempted or left out of a step, or handed over.
+that (`STAGES` of `sim.occupancy`); where KV comes from tiers, how long it waited for that. Between tokens: steps as far
+as they decode, and as far as they held prompts of others; and whole gaps in which it was preempted or left out of a
+step, or handed over.
 
 Derived once a run is over, a block of requests at a time.
 """
@@ -24,6 +25,7 @@ from sim.deployment import Classes, Deployment
 from sim.metrics import Floats
 from sim.samples import STRIDE
 from sim.steplog import Table
+from sim.tier_use import load_waits
 from sim.work import OWN_PROMPTS, PROMPTS, TOKENS, TOOK, Work
 
 Whole = npt.NDArray[np.int64]
@@ -62,8 +64,17 @@ class Handed:
 class Spent:
     """The requests `done` (all finished) of a run, with the rest of its log."""
 
-    def __init__(self, done: Table, steps: Table, transfers: Table, gaps: Table, deployment: Deployment) -> None:
+    def __init__(
+        self,
+        done: Table,
+        steps: Table,
+        transfers: Table,
+        gaps: Table,
+        deployment: Deployment,
+        loads: Table | None = None,
+    ) -> None:
         self._done = done
+        self._waits = load_waits(loads) if loads is not None and loads.height else None
         self._deployment = deployment
         self._work = Work(steps, deployment)
         self._transfers = transfers
@@ -108,6 +119,8 @@ class Spent:
             "other_prompts": window - own - decodes,
             "other_decodes": decodes,
         }
+        if self._waits is not None:
+            self._take_loads(parts, rows)
         if there.any():
             late = there & (first > read)
             times = (read, np.fmax(handed.reserved_s, read), handed.start_s, handed.end_s, first)
@@ -117,6 +130,24 @@ class Spent:
             parts["queue"] = parts["queue"] - before
             parts["decode_queue"] = parts["decode_queue"] + before
         return parts
+
+    def _take_loads(self, parts: Parts, rows: Mapping[str, Floats]) -> None:
+        """What a request waited for KV from tiers is a part of its own: not of its queue, and of its steps that of all
+        their prompts."""
+        assert self._waits is not None
+        ids, since, waited = self._waits
+        whose, which = _among(ids, rows["id"])
+        since, waited, count = since[which], waited[which], len(rows["id"])
+        before = since < rows["scheduled_s"][whose]
+        within = ~before & (since < rows["first_token_s"][whose])
+        queued, stepped = (np.bincount(whose, waited * some, count).astype(np.float64) for some in (before, within))
+        prompts = parts["prefill"] + parts["other_prompts"]
+        queued, stepped = np.minimum(queued, parts["queue"]), np.minimum(stepped, prompts)
+        parts["queue"] = parts["queue"] - queued
+        rest = 1.0 - _ratio(stepped, prompts)
+        for name in ("prefill", "other_prompts"):
+            parts[name] = parts[name] * rest
+        parts["kv_load"] = queued + stepped
 
     def tpot(self, rows: Mapping[str, Floats], handed: Handed) -> Parts:
         """The parts of the TPOT of some requests with two tokens at least, in seconds a token."""
@@ -148,10 +179,7 @@ class Spent:
 
     def _gaps_of(self, ids: Floats) -> tuple[Whole, Floats, Floats]:
         """(which of the requests, since, until) of the gaps in which these were left out."""
-        low, high = (np.searchsorted(self._gap_id, ids, side=side) for side in ("left", "right"))
-        count = high - low
-        whose = np.repeat(np.arange(len(ids)), count)
-        which = np.arange(len(whose)) + np.repeat(low - np.cumsum(count) + count, count)
+        whose, which = _among(self._gap_id, ids)
         found = self._gaps.take(which)
         return whose, found["since_s"], found["end_s"]
 
@@ -241,6 +269,14 @@ class Means:
             which: {name: 1e3 * float(total[i, g] / self._count[i, g]) for name, total in self._sums.items()}
             for i, which in enumerate(("mean", "slowest"))
         }
+
+
+def _among(sorted_ids: Floats, ids: Floats) -> tuple[Whole, Whole]:
+    """Where `ids` are among `sorted_ids`, each perhaps several times: (which of the former, which of the latter)."""
+    low, high = (np.searchsorted(sorted_ids, ids, side=side) for side in ("left", "right"))
+    count = high - low
+    whose = np.repeat(np.arange(len(ids)), count)
+    return whose, np.arange(len(whose)) + np.repeat(low - np.cumsum(count) + count, count)
 
 
 def _ratio(a: Floats, b: Floats) -> Floats:

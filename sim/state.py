@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from typing import TYPE_CHECKING
 
 from sim.decodes import Decodes
 from sim.drafts import Drafting
 from sim.kvcache import KVCache
+from sim.loading import begins, has_loaded
 from sim.request import NEVER, Request
 from sim.speculative import SpeculativeDecodes
 from sim.windowdecodes import WindowDecodes
 from sim.windows import ONE, Tables
+
+if TYPE_CHECKING:
+    from sim.offload import Loaded
 
 
 class Batch:
@@ -26,8 +31,9 @@ class Batch:
     left out; `preempted`: requests that lost their KV to this plan; `pulls`: (request, tokens of it found in the
     cache) for those whose KV begins to come from elsewhere; `joins`: those whose KV has come and that decode from now
     on; `swapped_in`: those that have it back from the host; `copied_blocks`: KV blocks that went there or came back.
-    `padding`: how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the layers of each
-    window read; empty for models without. An empty batch is no step: who is left out of it stays as he was.
+    `loads`: who loads a part of its KV from tiers, tier by tier, and who waits for such a load of another. `padding`:
+    how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the layers of each window read;
+    empty for models without. An empty batch is no step: who is left out of it stays as he was.
 
     A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
     how many steps it wants to plan again (`most_steps`), how many blocks it wants to see free (`spare_blocks`), or how
@@ -41,6 +47,7 @@ class Batch:
         "drafts",
         "joins",
         "kv_tokens",
+        "loads",
         "most_steps",
         "padding",
         "paused",
@@ -66,6 +73,7 @@ class Batch:
         self.skipped: list[Request] = []
         self.preempted: list[Request] = []
         self.pulls: list[tuple[Request, int]] = []
+        self.loads: list[tuple[Request, list[Loaded]]] = []
         self.joins: list[Request] = []
         self.swapped_in: list[Request] = []
         self.copied_blocks = 0
@@ -85,13 +93,15 @@ class State:
     whose KV is in the memory of the host, as they went; `running` and `prefilling` (the running ones whose prompt is
     not complete) by ticket, oldest admission first unless `place_first` said otherwise; the decoding ones only as
     aggregates, which are the `windows` where the model has such; `pulling`, by their number, those whose KV is on its
-    way, which have their blocks and no place; `kept`: how many are over whose blocks stay. A running request that is
-    neither prefilling nor decoding has finished and waits for its release (asynchronous scheduling).
+    way, which have their blocks and no place, and those who wait for what one of these loads, which have neither;
+    `loading`, those who have blocks for what they load and do not run yet; `awaiting`, by the number of one of these,
+    who waits for it; `kept`: how many are over whose blocks stay. A running request that is neither prefilling nor
+    decoding has finished and waits for its release (asynchronous scheduling).
     """
 
     __slots__ = (
-        "_first", "_late", "by_priority", "decodes", "drafting", "kept", "kv", "prefilling", "pulled_first", "pulling",
-        "running", "step", "swapped", "tickets", "waiting", "windows",
+        "_first", "_late", "awaiting", "by_priority", "decodes", "drafting", "kept", "kv", "loading", "prefilling",
+        "pulled_first", "pulling", "running", "step", "swapped", "tickets", "waiting", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +128,8 @@ class State:
         self.running: dict[int, Request] = {}
         self.prefilling: dict[int, Request] = {}
         self.pulling: dict[int, Request] = {}
+        self.loading: dict[int, Request] = {}
+        self.awaiting: dict[int, list[Request]] = {}
         self.kept = 0
         self.step = 0
         self.tickets = 0
@@ -128,17 +140,22 @@ class State:
         waiting = self.waiting
         if self.by_priority:
             insort(waiting, request, key=self._rank)
-        elif request.there:
+        elif request.there or request.awaited:
             waiting.insert(self._place(request), request)
         else:
             waiting.append(request)
 
     def _place(self, request: Request) -> int:
-        """Where one belongs whose KV has come, the first to get blocks first, or who was preempted."""
+        """Where one belongs whose KV has come, the first to get blocks first, or who was preempted; who waited for the
+        load of another comes between these."""
         place = 0
         for other in self.waiting:
             if request.there and other.there:
                 ahead = other.ticket < request.ticket
+            elif request.awaited and not request.there:
+                ahead = other.there or (other.awaited and other.ticket < request.ticket)
+            elif other.awaited and not request.there:
+                ahead = True
             else:
                 ahead = other.there if self.pulled_first else request.there and other.preemptions > 0
             if not ahead:
@@ -158,6 +175,7 @@ class State:
         self.kv.hold(request, found, request.target)
         request.pulls = False
         request.computed = request.target - 1
+        request.arriving = request.target
         request.ticket = self.tickets
         self.tickets += 1
         self.pulling[request.id] = request
@@ -175,8 +193,10 @@ class State:
         """What `request` pulled is there, and it waits for its turn; if it was given up meanwhile, its blocks are
         free."""
         del self.pulling[request.id]
+        if request.id in self.loading:
+            has_loaded(self, request)
         if request.over:
-            self.kv.release(request, request.target, 0, False)
+            self.kv.release(request, request.arriving, 0, False)
         else:
             request.there = True
             self.enqueue(request)
@@ -185,44 +205,51 @@ class State:
         """A request that waits was given up."""
         self.waiting.remove(request)
         if request.there:
-            self.kv.release(request, request.target, 0, False)
+            loaded = self.loading.pop(request.id, None) is not None
+            self.kv.release(request, request.arriving, request.arriving if loaded else 0, False)
 
-    def resume(self, batch: Batch) -> None:
-        """The head of the queue, whose KV has come, computes its last prompt token."""
+    def resume(self, batch: Batch, tokens: int = 1) -> None:
+        """The head of the queue, whose KV has come, computes the next `tokens` tokens of its prompt."""
         request = self.waiting.popleft()
+        self.loading.pop(request.id, None)
         request.ticket = ticket = self.tickets
         self.tickets = ticket + 1
         self.running[ticket] = request
         before = request.computed
         request.there = False
         request.cohort = self.decodes
-        request.computed = request.target
-        self.kv.filled(request, request.target)
-        batch.chunks.append((request, 1, before))
+        request.computed = after = before + tokens
+        self.kv.grow(request, request.arriving, after)
+        batch.chunks.append((request, tokens, before))
+        if after != request.target:
+            self.prefilling[ticket] = request
 
-    def admit(self, batch: Batch, tokens: int, found: int = 0, reserve: int = 0) -> None:
+    def admit(self, batch: Batch, tokens: int, found: int = 0, reserve: int = 0, known: int = 0) -> None:
         """Move the head of the queue into the batch with its first chunk of `tokens` prompt tokens, after the `found`
-        tokens that the lookup just made has found in the cache. A cache that reserves gives it blocks for `reserve`
-        tokens."""
+        tokens that the lookup just made has found in the cache, or after `known` tokens, of which the step loads the
+        others. A cache that reserves gives it blocks for `reserve` tokens."""
         request = self.waiting.popleft()
         request.reserved_tokens = reserve
         if found:
             self.kv.claim(request)
             if not request.preemptions:
                 request.cached_tokens = found
+        if self.kv.loads:
+            begins(self, batch, request, found, known)
         request.ticket = ticket = self.tickets
         self.tickets = ticket + 1
         self.running[ticket] = request
         if self.windows is not None:
             request.slid = request.read_from = found
             request.chunk_step = self.step
-        request.computed = after = found + tokens
+        known = max(found, min(known, request.target - 1))
+        request.computed = after = known + tokens
         request.cohort = self.decodes
         if self.drafting is None:
             self.kv.grow(request, found, after)
         else:
             self._grow_beyond(request, found, after + self.drafting.ahead(after), after)
-        batch.chunks.append((request, tokens, found))
+        batch.chunks.append((request, tokens, known))
         if after != request.target:
             self.prefilling[ticket] = request
 

@@ -97,6 +97,13 @@ STAGE_COLUMNS = ("replica", "stage", "busy_s")
 DRAFT_COLUMNS = ("replica", "sequences", "draft_tokens", "accepted_tokens")
 """Columns of the log of drafts, where engines speculate: sequences that decoded in a step, summed over all steps, what
 was drafted for them, and what of it was right."""
+LOAD_COLUMNS = ("id", "replica", "tier", "tokens", "since_s", "end_s")
+"""Columns of the log of KV that requests load from tiers, by the index of the tier in its pool, from when they have
+blocks for it until it is there; tier -1, and no tokens: from when they wait for what another one loads."""
+
+TIER_COLUMNS = ("replica", "tier", "held", "stored", "dropped", "evicted")
+"""Columns of the log of tiers, tokens at the end of a run: what each holds, and what was written to it, found no room,
+and made room for others, in all. Of a tier that several replicas share the first one's row has it."""
 
 OUTCOMES = (
     "length", "stop", "cancelled", "prompt_too_long", "over_max_model_len", "over_kv_cache", "unfinished", "over_step",
@@ -238,7 +245,9 @@ class Log:
     """All rows of one simulation: steps, requests, transfers, replicas that come and go and what they lose, the stages
     of pipelines, drafts, and the token gaps that are not as long as a step."""
 
-    __slots__ = ("changes", "drafts", "gaps", "losses", "requests", "stages", "steps", "transfers")
+    __slots__ = (
+        "changes", "drafts", "gaps", "loads", "losses", "requests", "stages", "steps", "tiers", "transfers",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.steps = Rows(STEP_COLUMNS)
@@ -250,6 +259,8 @@ class Log:
         self.losses = Rows(LOSS_COLUMNS)
         self.stages = Rows(STAGE_COLUMNS)
         self.drafts = Rows(DRAFT_COLUMNS)
+        self.loads = Rows(LOAD_COLUMNS)
+        self.tiers = Rows(TIER_COLUMNS)
 
     def spill(self) -> None:
         """Move what fills blocks out of memory."""
@@ -257,6 +268,7 @@ class Log:
         self.requests.spill()
         self.gaps.spill()
         self.transfers.spill()
+        self.loads.spill()
 
     def transfer(self, *row: float) -> None:
         """KV was moved: TRANSFER_COLUMNS."""
@@ -277,6 +289,14 @@ class Log:
     def drafted(self, *row: float) -> None:
         """What a replica drafted, in all: DRAFT_COLUMNS."""
         self.drafts.extend(self.drafts.pack(*row))
+
+    def load(self, *row: float) -> None:
+        """A request loads KV from a tier, or waits for one that does: LOAD_COLUMNS."""
+        self.loads.extend(self.loads.pack(*row))
+
+    def tier(self, *row: float) -> None:
+        """What a tier did, in all: TIER_COLUMNS."""
+        self.tiers.extend(self.tiers.pack(*row))
 
     def gap(self, since_s: float, end_s: float, tokens: int, id: int = -1) -> None:
         """`tokens` tokens came at `end_s`, each after one at `since_s`."""

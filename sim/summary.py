@@ -31,10 +31,11 @@ def class_summary(mine: Table, limits: Mapping[str, float], duration_s: float) -
 
 
 def found_in_cache(rows: Table, deployment: Deployment) -> dict[str, Any]:
-    """Prompt tokens that were found in the prefix cache, of the requests that were admitted, and their share.
+    """Prompt tokens that were found in the prefix cache or came from tiers behind it, of the requests that were
+    admitted, and their share.
 
-    vLLM's counters `prefix_cache_hits` and `prefix_cache_queries` of requests that were not preempted, where one
-    that waits is counted once, as from 0.32 on. Each sample of a prompt asks for all of it.
+    Without tiers vLLM's counters `prefix_cache_hits` and `prefix_cache_queries` of requests that were not preempted,
+    where one that waits is counted once, as from 0.32 on. Each sample of a prompt asks for all of it.
     """
     admitted = rows.where(~np.isnan(rows["scheduled_s"]))
     found = float(admitted["cached_tokens"].sum())

@@ -21,6 +21,7 @@ SCALE, AZURE = "scenarios/autoscaling.yaml", "scenarios/azure-conversation.yaml"
 APART, PREFIX, FP8 = "scenarios/split-70b.yaml", "scenarios/prefix-routing.yaml", "scenarios/fp8-or-second-gpu.yaml"
 REASON, FP8_BOTH = "scenarios/reasoning.yaml", "engine.quantization=fp8 engine.kv_cache_dtype=fp8"
 DRAFTS, PLAIN = "scenarios/speculative.yaml", "engine.speculative_config=null"
+TIERS, STORE = "scenarios/kv-tiers.yaml", "cluster.kv_tiers.0.kind=remote cluster.kv_tiers.0.link="
 LONG, FIVE = "scenarios/long-prompts.yaml", "scenarios/five-engines.yaml"
 STEADY = 'workload.arrivals={"kind":"gamma","rate":5.53,"cv":1.09}'
 WHOLE = 'cluster.pools=[{"gpu":"h100-sxm","tp":2,"replicas":4}] cluster.split=null'
@@ -112,6 +113,17 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (SCALE, f"{SPIKES} {FIXED}2", "slo_attainment", "meet it for all", 1.0),
     (SCALE, f"{SPIKES} cluster.limits.outstanding_per_replica=80", "p99_ttft_ms", "TTFT p99 at {0.20} s", 1e3),
     (SCALE, f"{SPIKES} cluster.limits.outstanding_per_replica=80", "rejected", "turns {5,165} of 24,000 away", 1),
+    (TIERS, "", "mean_input_tokens_per_request", "{20,400} tokens", 1),
+    (TIERS, "", "mean_ttft_ms", "TTFT is {0.19} s", 1e3),
+    (TIERS, "", "p99_ttft_ms", "(p99 {0.75} s", 1e3),
+    (TIERS, "cluster.kv_tiers=null", "mean_ttft_ms", "not {0.95} s", 1e3),
+    (TIERS, "cluster.kv_tiers=null", "p99_ttft_ms", "not {6.5} s)", 1e3),
+    (TIERS, "workload.sessions.arrivals.rate=0.16", "mean_ttft_ms", "a second: {0.26} s", 1e3),
+    (TIERS, "workload.sessions.arrivals.rate=0.16 cluster.kv_tiers=null", "mean_ttft_ms", "not {5.8} s", 1e3),
+    (TIERS, "cluster.kv_tiers.0.capacity=32GiB", "mean_ttft_ms", "TTFT is {0.94} s", 1e3),
+    (TIERS, f"{STORE}ethernet-100", "mean_ttft_ms", "TTFT is {3.2} s", 1e3),
+    (TIERS, f"{STORE}ethernet-100", "prefix_cache_hit_rate", "finds as much", 0.871),
+    (TIERS, f"{STORE}rdma-400", "mean_ttft_ms", "it is {0.19} s", 1e3),
     (LEGAL, "", "mean_ttft_ms", "TTFT is {0.31} s", 1e3),
     (LEGAL, "workload.rate=2", "saturated", "two a second are too many", True),
     (RAG, "", "mean_ttft_ms", "{0.83} s to the first token", 1e3),

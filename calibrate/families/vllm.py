@@ -43,6 +43,8 @@ def resolve(
         default("enable_chunked_prefill", values["max_model_len"] > LONG, f" ({LONG} tokens and less: off)")
     default("preemption_mode", None)
     default("swap_space", None)
+    default("kv_offloading_size", None)
+    default("kv_offloading_backend", None if "kv_offloading_backend" in preset["absent"] else "native")
     default("num_gpu_blocks_override", None)
     default("max_cudagraph_capture_size", None)
     default("quantization", None)

@@ -147,7 +147,7 @@ class SglangDecode(Sglang):
             del state.waiting[place]
             kv.hold(request, 0, request.target)
             request.pulls = False
-            request.computed = request.target
+            request.computed = request.arriving = request.target
             request.ticket = state.tickets
             state.tickets += 1
             state.pulling[request.id] = request

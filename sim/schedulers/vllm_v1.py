@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.loading import known_to, load_or_wait
 from sim.schedulers.policy import Scheduler
 from sim.state import Batch, State, rank
 
@@ -193,10 +194,15 @@ class VllmV1(Scheduler):
             target = waiting[0].target
             spare = watermark if running else 0
             if waiting[0].there:
-                if spare > kv.free:
+                tokens = min(target - waiting[0].computed, chunk_limit)
+                if tokens > budget and not self.enable_chunked_prefill:
                     break
-                state.resume(batch)
-                budget -= 1
+                tokens = min(tokens, budget)
+                last = target if self.scheduler_reserve_full_isl else waiting[0].computed + tokens
+                if kv.needed(waiting[0].arriving, max(last, waiting[0].arriving)) + spare > kv.free:
+                    break
+                state.resume(batch, tokens)
+                budget -= tokens
                 continue
             found, idle = kv.lookup(waiting[0])
             tokens = target - found
@@ -211,18 +217,27 @@ class VllmV1(Scheduler):
                 else:
                     state.pull(batch, found)
                 continue
+            known = known_to(state, found) if kv.loads else found
+            if known > found and kv.loads == "async":
+                whole = self.scheduler_reserve_full_isl
+                if not load_or_wait(state, batch, found, known, kv.free - idle - spare, whole):
+                    break
+                continue
+            tokens = target - min(known, target - 1)
             if tokens > chunk_limit:
                 tokens = chunk_limit
             if tokens > budget:
                 if not self.enable_chunked_prefill:
                     break
                 tokens = budget
-            first = found + tokens
+            first = min(known, target - 1) + tokens
             if state.drafting is not None:
                 first += state.drafting.ahead(first)
             free = kv.free - idle - spare
             if kv.reserved(found, first, max(target, first) if self.scheduler_reserve_full_isl else first) > free:
                 batch.untouched_blocks = kv.untouched()
+                if kv.loads and not self.scheduler_reserve_full_isl:
+                    batch.most_steps = 1  # once more can be loaded, it may need less
                 break
-            state.admit(batch, tokens, found)
+            state.admit(batch, tokens, found, known=known)
             budget -= tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,10 @@ def engine(target, method, tokens, preset="vllm-0.24", **more):
     return resolve_engine({"preset": preset, "speculative_config": drafts}, H100, load_model(target))
 
 
+def resolved(**options):
+    return resolve_engine({"preset": "vllm-0.24", **options}, H100, load_model("llama-3.1-8b"))
+
+
 def costs(name, method, tokens, layout=ONE, preset="vllm-0.24", **more):
     """(without drafts, with them)."""
     spec = engine(name, method, tokens, preset, **more)
@@ -40,7 +46,7 @@ def costs(name, method, tokens, layout=ONE, preset="vllm-0.24", **more):
 def test_measured_tables_are_shares_that_never_rise(name):
     rates = table(name)
     assert len(rates) == 8
-    assert all(0 <= later <= rate <= 1 for rate, later in zip(rates, rates[1:], strict=False))
+    assert all(0 <= later <= rate <= 1 for rate, later in pairwise(rates))
 
 
 def test_rates_of_lengths():
@@ -53,7 +59,7 @@ def test_rates_of_lengths():
 
 
 def test_how_an_eagle_head_and_a_draft_layer_are_made():
-    """The head of EAGLE-3 for Llama-3.1-8B: one layer of 218 M weights, 3 x 4096 to 4096, and 32,000 x 4096 of output."""
+    """The head of EAGLE-3 for Llama-3.1-8B: a layer of 218 M weights, 3 x 4096 to 4096, and 32,000 x 4096 of output."""
     spec = engine("llama-3.1-8b", "eagle3", 3)
     head = draft_of(served(load_model("llama-3.1-8b"), spec), spec)
     layer = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336) + 3 * 4096
@@ -118,7 +124,7 @@ def _faster(cost, n):
     return 3.0 * cost.plain.step_s((), n, 1000 * n) >= cost.step_s((), n, 1000 * n, drafts=4 * n)
 
 
-# vllm-project/vllm#20780 (July 2025): Llama-3.1-8B alone on an H100, mean acceptance length and TPOT in ms, by tokens drafted.
+# vllm-project/vllm#20780 (July 2025): Llama-3.1-8B alone; mean acceptance length and TPOT in ms, by tokens drafted.
 EAGLE = {2: (2.1, 4.37), 3: (2.29, 4.29), 4: (2.39, 4.48), 5: (2.43, 4.71), 6: (2.45, 4.94), 7: (2.47, 5.2)}
 # vllm-project/vllm#16937 (April 2025), output tokens/s with the same lengths: its draft passes ran without graphs.
 EARLIER = {2: 201.69, 4: 198.0, 7: 169.92}
@@ -152,17 +158,14 @@ def test_a_published_run_of_eagle():
 )
 def test_wrong_options(options, said):
     with pytest.raises(ServecastError, match=said):
-        resolve_engine({"preset": "vllm-0.24", "speculative_config": options}, H100, load_model("llama-3.1-8b"))
+        resolved(speculative_config=options)
 
 
 def test_what_versions_do():
     assert engine("llama-3.1-8b", "eagle", 3).async_scheduling
     assert not engine("llama-3.1-8b", "ngram", 3).async_scheduling
     with pytest.raises(ServecastError, match="async_scheduling: true, which vLLM refuses with ngram"):
-        resolve_engine(
-            {"preset": "vllm-0.24", "async_scheduling": True, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            H100, load_model("llama-3.1-8b"),
-        )  # fmt: skip
+        resolved(async_scheduling=True, speculative_config={"method": "ngram", "num_speculative_tokens": 2})
     with pytest.raises(ServecastError, match="expected ngram or eagle or eagle3 or deepseek_mtp"):
         engine("llama-3.1-8b", "draft_model", 3, "vllm-0.10", model="llama-3.2-1b")
     assert engine("deepseek-v3", "deepseek_mtp", 1, "vllm-0.10").speculation.method == "mtp"
@@ -170,16 +173,13 @@ def test_what_versions_do():
     assert spec.policy["max_num_batched_tokens"] == spec.max_num_batched_tokens - spec.max_num_seqs
     assert all(n % 4 == 0 for n in engine("llama-3.1-8b", "eagle", 3).graphs.decode)
     with pytest.raises(ServecastError, match="below the 6 tokens of one sequence with its drafts: raise it to 6"):
-        resolve_engine(
-            {"preset": "vllm-0.24", "max_cudagraph_capture_size": 4, "speculative_config": {"method": "eagle", "num_speculative_tokens": 5}},
-            H100, load_model("llama-3.1-8b"),
-        )  # fmt: skip
+        resolved(max_cudagraph_capture_size=4, speculative_config={"method": "eagle", "num_speculative_tokens": 5})
 
 
 def test_heads_that_are_not_known_are_asked_for():
     spec = engine("deepseek-v3", "eagle3", 3)
-    with pytest.raises(ServecastError, match="has sizes of its own; give its config.json"):
+    with pytest.raises(ServecastError, match=r"has sizes of its own; give its config\.json"):
         draft_of(served(load_model("deepseek-v3"), spec), spec)
     spec = engine("llama-3.1-70b", "draft_model", 3, model="llama-9")
-    with pytest.raises(ServecastError, match="speculative_config.model: 'llama-9' is neither in the catalogue"):
+    with pytest.raises(ServecastError, match=r"speculative_config\.model: 'llama-9' is neither in the catalogue"):
         draft_of(served(load_model("llama-3.1-70b"), spec), spec)

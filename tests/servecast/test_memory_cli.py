@@ -108,7 +108,7 @@ def test_a_scenario_takes_what_was_logged(tmp_path: Path) -> None:
     setup = set_up(load_scenario(file))
     assert setup.pool.memory.weight_bytes == 15 * 2**30
     assert setup.pool.memory.non_torch_bytes == 0
-    assert setup.resolved()["memory"] == {"weights": f"{15 * 2**30}B", "other": "0B"}
+    assert setup.resolved()["memory"] == {"weights": "15GiB", "other": "0B"}
 
 
 @pytest.mark.parametrize(

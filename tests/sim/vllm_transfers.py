@@ -69,7 +69,21 @@ class Output:
         return None
 
 
-def run(vllm, policy, cost, num_blocks, block_size, asynchronous, requests, pull_s, keep_s, begins=None):
+class Loads(Connector):
+    """Of each prompt the first `known` tokens are loaded, once."""
+
+    def __init__(self, known, load_s):
+        super().__init__(load_s, [None] * len(known))
+        self.known = known
+
+    def get_num_new_matched_tokens(self, request, computed):
+        more = 0 if request in self.begun else self.known[request.id] - computed
+        return max(0, more), more > 0
+
+
+def run(
+    vllm, policy, cost, num_blocks, block_size, asynchronous, requests, pull_s, keep_s, begins=None, connector=None
+):
     """As `Vllm.run`, with transfers; those that wait for ever do not finish.
 
     Before 0.24 a real engine that only keeps blocks does not look for transfers until it computes again; here it does,
@@ -78,7 +92,7 @@ def run(vllm, policy, cost, num_blocks, block_size, asynchronous, requests, pull
     """
     it = vllm.build(policy, num_blocks, block_size, asynchronous, begins is not None, ONE)
     it.kv_cache_manager = vllm.kv_manager(num_blocks, block_size, begins is not None, ONE, policy.watermark)
-    it.connector, it.block_size, it.prefix_replay_group_ids = Connector(pull_s, keep_s), block_size, ()
+    it.connector, it.block_size, it.prefix_replay_group_ids = connector or Connector(pull_s, keep_s), block_size, ()
     vllm.scheduler.SupportsHMA = Connector
     vllm.queues.FCFSRequestQueue.prepend_requests = lambda self, others: self.extendleft(others)
     everyone = [

@@ -110,11 +110,15 @@ class Side(VllmV1):
             if batch:
                 chunks, kv = self.shape(batch)
                 self.start_s = t
-                self.desk.at(t + self.cost.step_s([c[1:] for c in chunks], len(kv), sum(kv)), self.end)
+                self.desk.at(self.begins(t) + self.cost.step_s([c[1:] for c in chunks], len(kv), sum(kv)), self.end)
                 return
             self.flight.popleft()
             self.hear(said)
         self.flight.clear()  # nothing is in these steps
+
+    def begins(self, t):
+        """When the step computes that begins at `t`."""
+        return t
 
     @staticmethod
     def shape(batch):
@@ -133,7 +137,8 @@ class Side(VllmV1):
         batch, said, _, _, used = self.flight.popleft()
         chunks, kv = self.shape(batch)
         self.steps.append(NaiveStep(self.start_s, t, chunks, len(kv), sum(kv), (), used))
-        for r in [r for r in (*self.running, *self.waiting, *self.there) if r.done]:
+        gone = [r for r in (*self.running, *self.waiting, *self.there) if r.done]
+        for r in sorted(gone, key=lambda r: r.cancelled_s or 0.0):
             self.leave(r)
         over = []
         for r, n, _, _, yields, preemptions in batch:
