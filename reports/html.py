@@ -82,6 +82,8 @@ def _cards(result: Result, s: Mapping[str, Any]) -> str:
     if result.slo:
         met = f"{percent(s['slo_attainment'])} meet {words.slo(result.slo)}"
         cards.append(("Goodput", quantity(s["request_goodput"]), "requests/s", met))
+    if (share := s.get("gaps_over_slo_fraction")) is not None:
+        cards.append(("Gaps over the SLO", percent(share), "", words.gaps(s).partition(", ")[2]))
     cards.append(
         (
             "KV cache, peak",

@@ -32,10 +32,12 @@ DEFINITIONS = {
     "TTFT": "time to first token: from a request's arrival to its first output token; waiting in the queue counts",
     "TPOT": "time per output token after the first, averaged over each request; undefined, and left out, for requests "
     "with one output token",
-    "ITL": "inter-token latency: the time between two consecutive tokens of a request, over all tokens of all requests",
+    "ITL": "inter-token latency: the time between two consecutive tokens of a request, over all tokens of all requests "
+    "(of messages, where the engine's stream_interval joins tokens)",
     "First answer token": "from a request's arrival to the first output token after its reasoning, whose share of the "
     "output the workload says",
-    "Longest gap": "the longest time between two consecutive tokens of each request: how badly its stream stuttered",
+    "Longest gap": "the longest time between two consecutive messages of each request (tokens, unless the engine's "
+    "stream_interval joins them): how badly its stream stuttered",
     "E2E": "end-to-end latency: from a request's arrival to its last token",
     "Queue time": "from a request's arrival to the start of the first step that works on it",
     "Own prompt, others' prompts, decoding": "how the time of steps is divided: a step that holds prompts decodes for "
@@ -171,7 +173,16 @@ def interval_rows(manifest: Mapping[str, Any]) -> tuple[str, list[tuple[str, lis
 
 def slo(limits: Mapping[str, float]) -> str:
     """The limits in one line: `TTFT <= 1 s, TPOT <= 50 ms`."""
-    return ", ".join(f"{name.upper()} <= {seconds(limit)}" for name, limit in limits.items())
+    names = {"gap": "gaps"}
+    return ", ".join(f"{names.get(name, name.upper())} <= {seconds(limit)}" for name, limit in limits.items())
+
+
+def gaps(summary: Mapping[str, Any]) -> str:
+    """How many gaps are over the SLO's limit; empty where it has none."""
+    if (share := summary.get("gaps_over_slo_fraction")) is None:
+        return ""
+    some = percent(summary["requests_with_gaps_over_slo_fraction"])
+    return f"{percent(share)} over their limit, in {some} of requests"
 
 
 def title(result: Result) -> str:

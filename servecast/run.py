@@ -120,6 +120,7 @@ def _facts(pool: PoolSetup) -> PoolFacts:
         role=pool.role,
         ranks=pool.layout.dp,
         peaks=AtPeaks(pool.model, pool.layout, pool.gpu),
+        stream_interval=pool.engine.options.get("stream_interval") or 1,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ def set_up(scenario: Scenario) -> Setup:
         problems += _no_samples(pools)
     if requests:
         problems += _wrong_routers(scenario, requests)
+        problems += _unknown_streams(scenario, pools, requests)
     split = costing = None
     try:
         costing = costing_of(scenario)
@@ -163,6 +165,22 @@ def _wrong_routers(scenario: Scenario, requests: Requests) -> Iterator[str]:
             f"{key}: prefix-affinity goes by what prompts begin with, and the workload does not say what they share; "
             "take another router"
         )
+
+
+def _unknown_streams(scenario: Scenario, pools: tuple[PoolSetup, ...], requests: Requests) -> Iterator[str]:
+    """What asks for the gaps between messages where the times of a request's tokens are not known."""
+    asks = ["slo.gap"] * ("gap" in scenario.slo.limits())
+    classes = scenario.workload.classes or []
+    asks += [f"workload.classes.{i}.slo.gap" for i, part in enumerate(classes) if part.slo and part.slo.gap is not None]
+    if any((pool.engine.options.get("stream_interval") or 1) > 1 for pool in pools):
+        asks.append("engine.stream_interval")
+    why = [f"pipelines (pp {pool.layout.pp}), whose batches take turns" for pool in pools if pool.layout.pp > 1][:1]
+    if requests.trace.samples is not None:
+        why.append("several samples of a prompt (n)")
+    if scenario.cluster.split is not None and scenario.cluster.split.first_token == "prefill":
+        why.append("a first token that the prefill side streams (cluster.split.first_token)")
+    for key, reason in product(asks, why):
+        yield f"{key}: the gaps between a request's tokens are not known of {reason}; take one of the two out"
 
 
 def _no_samples(pools: tuple[PoolSetup, ...]) -> Iterator[str]:

@@ -42,11 +42,13 @@ Span = Annotated[list[Duration], Field(min_length=2, max_length=2)]
 
 
 class SloPart(Part):
-    """Limits that every request should meet; goodput counts those that meet all of them."""
+    """Limits that every request should meet; goodput counts those that meet all of them. gap: of every gap of its
+    stream."""
 
     ttft: Limit | None = None
     tpot: Limit | None = None
     e2e: Limit | None = None
+    gap: Limit | None = None
 
     def limits(self) -> dict[str, float]:
         """The limits that are given, in seconds."""

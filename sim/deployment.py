@@ -32,6 +32,7 @@ class PoolFacts:
     role: str = "unified"
     ranks: int = 1
     peaks: AtPeaks | None = None
+    stream_interval: int = 1  # output tokens of a message to a client
 
     @property
     def block_bytes(self) -> int:

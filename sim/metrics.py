@@ -8,7 +8,9 @@ Definitions (those of `vllm bench serve` where it has the metric):
   output tokens those of all together, prompt tokens counted once; in its TPOT the output tokens are those of one.
 - ITL: time between two consecutive tokens of a request; one value a token after the first.
 - Throughput: finished requests, and their tokens, over `duration`: from time 0 to the last token.
-- Goodput: finished requests that meet every limit of the SLO, per second; an undefined TPOT meets a TPOT limit.
+- Gap: time between two consecutive messages of a request's stream: tokens, unless the server streams less often.
+- Goodput: finished requests that meet every limit of the SLO, per second; an undefined TPOT meets a TPOT limit, and a
+  request meets a limit on gaps if none of its gaps is longer.
 - Percentiles interpolate linearly (numpy's default). Standard deviations are of the population.
 """
 
@@ -26,6 +28,9 @@ PERCENTILES = (50, 90, 99)
 MANY_STEPS = 2_000_000
 """Above this many logged steps, runs of steps are cut into that many pieces in all for the ITL distribution; each piece
 stands for its steps with their mean duration."""
+
+SAME_S = 1e-9
+"""Seconds by which a gap may be over a limit and still meet it: the rounding of times."""
 
 GROWTH_LIMIT = 0.03
 """Share of arrivals that pile up, above which a run counts as saturated."""
@@ -123,12 +128,19 @@ def _gaps(steps: Mapping[str, Floats], total: int) -> tuple[Floats, Floats]:
     return first[row] + slope[row] * (begin + end - 1) / 2, gaps[rows][row] * (end - begin)
 
 
-def meets(requests: Mapping[str, Floats], slo: Mapping[str, float]) -> npt.NDArray[np.bool_]:
-    """Per finished request, whether it meets every limit of `slo` (`ttft`, `tpot`, `e2e` in seconds, inclusive)."""
+def meets(
+    requests: Mapping[str, Floats], slo: Mapping[str, float], longest_gap_s: Floats | None = None
+) -> npt.NDArray[np.bool_]:
+    """Per finished request, whether it meets every limit of `slo` (`ttft`, `tpot`, `e2e`, and `gap` if they are given,
+    in seconds, inclusive)."""
     good = np.ones(len(requests["id"]), dtype=bool)
     measures = {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}
     for name, limit in slo.items():
-        good &= ~(measures[name](requests) > limit)  # NaN (no TPOT) is not over the limit
+        if name == "gap":
+            assert longest_gap_s is not None
+            good &= ~(longest_gap_s > limit + SAME_S)
+        else:
+            good &= ~(measures[name](requests) > limit)  # NaN (no TPOT) is not over the limit
     return good
 
 

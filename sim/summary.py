@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sim import metrics
 from sim.deployment import Deployment
-from sim.metrics import Distribution
+from sim.metrics import Distribution, Floats
 from sim.presence import Presence
 from sim.steplog import FAILED, FINISHED, UNFINISHED, Table
 
 
-def class_summary(mine: Table, limits: Mapping[str, float], duration_s: float) -> dict[str, Any]:
-    """Counts, latencies and goodput of the requests of one class, under the keys of the whole."""
+def class_summary(mine: Table, good: int | None, duration_s: float) -> dict[str, Any]:
+    """Counts, latencies and goodput of the requests of one class, of which so many are `good`, under the keys of the
+    whole."""
     outcome = mine["outcome"]
     over = int((outcome != UNFINISHED).sum())
     done = mine.where(np.isin(outcome, FINISHED))
@@ -24,10 +25,20 @@ def class_summary(mine: Table, limits: Mapping[str, float], duration_s: float) -
     out |= Distribution.of(metrics.ttft_s(done)).summary("ttft_ms", 1e3)
     out |= Distribution.of(tpot[~np.isnan(tpot)]).summary("tpot_ms", 1e3)
     out |= Distribution.of(metrics.e2e_s(done)).summary("e2el_ms", 1e3)
-    good = int(metrics.meets(done, limits).sum())
-    out["request_goodput"] = good / duration_s if limits and duration_s > 0 else None
-    out["slo_attainment"] = good / over if limits and over else None
+    out["request_goodput"] = None if good is None or duration_s <= 0 else good / duration_s
+    out["slo_attainment"] = None if good is None or not over else good / over
     return out
+
+
+def over_limit(over: Floats, gaps: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Of the `gaps` of some requests (how many each has; `over` their limit so many, NaN where that is not known), the
+    share over their limit, and the share of these requests that have one; of those with two tokens at least."""
+    known = ~np.isnan(over)
+    total, some = float(gaps[known].sum()), int(known.sum())
+    return {
+        "gaps_over_slo_fraction": float(over[known].sum()) / total if total else None,
+        "requests_with_gaps_over_slo_fraction": float((over[known] > 0).sum()) / some if some else None,
+    }
 
 
 def found_in_cache(rows: Table, deployment: Deployment) -> dict[str, Any]:

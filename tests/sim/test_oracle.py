@@ -19,6 +19,7 @@ from sim.radixcache import RadixCache
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
 from sim.steplog import CANCELLED, GAP_COLUMNS
+from sim.streams import Streams
 from sim.windows import ONE
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.oracle import Naive, oracle
@@ -171,6 +172,36 @@ def check_gaps(naive, engine, steps, log):
     assert all(w <= plain[i] for i, w in enumerate(weights))
     not_alone = Counter((-1, a, b) for _, a, b in (Counter(long) - logged).elements())
     assert not not_alone - logged, "what is not in the log by its request is one of all who waited"
+    check_streams(naive, log)
+
+
+def check_streams(naive, log):
+    """Gaps between messages, and the times of tokens, against those of every token, whatever a message holds."""
+    rows = log.requests.table()
+    rows = rows.take(np.argsort(rows["id"]))
+    assert rows["id"].tolist() == [r.id for r in naive]
+    for each in (None, 1 + np.arange(len(naive)) % 4):
+        streams = Streams(rows, log.steps.table(), log.gaps.table(), each)
+        sent = [
+            r.token_s[:-1:k] + r.token_s[-1:]
+            for r, k in zip(naive, np.ones(len(naive), int) if each is None else each, strict=True)
+        ]
+        gaps = [np.diff(times) for times in sent]
+        assert streams.counts().tolist() == [len(g) for g in gaps]
+        longest = [g.max() if len(g) else np.nan for g in gaps]
+        assert np.allclose(streams.longest_gaps(), longest, rtol=0, atol=1e-6, equal_nan=True)
+        every = np.unique(np.concatenate([[0.0], *gaps]))
+        apart = np.flatnonzero(np.diff(every) > 1e-5)
+        for i in apart[:: max(1, len(apart) // 3)]:
+            limit = (every[i] + every[i + 1]) / 2
+            expected = [(g > limit).sum() if len(g) else np.nan for g in gaps]
+            assert np.array_equal(streams.over(limit), expected, equal_nan=True), limit
+        for share in (0.3, 0.7):
+            number = np.array([1 + int(share * (r.out - 1)) for r in naive])
+            seen = [
+                next(t for t in times if t >= r.token_s[n - 1]) for r, times, n in zip(naive, sent, number, strict=True)
+            ]
+            assert np.allclose(streams.token_s(number), seen, rtol=0, atol=1e-6)
 
 
 @st.composite
