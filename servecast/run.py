@@ -141,7 +141,10 @@ def _outside(setup: Setup, deployment: Deployment, cluster: Cluster) -> list[dic
 
 def _source(setup: Setup) -> Source:
     r, t = setup.requests, setup.requests.trace
-    requests = Requests(t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s, r.priority, t.samples)
+    requests = Requests(
+        t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s, r.priority, t.samples, r.first_token_s, r.retries,
+        r.backoff_s, r.network_s,
+    )  # fmt: skip
     if r.concurrency is not None:
         return ClosedLoop(r.concurrency, requests, r.think_s)
     if r.follow:
@@ -241,7 +244,10 @@ def _cache(setup: Setup, pool: PoolSetup, tables: Tables) -> Callable[[int, int]
     tree = pool.scheduler.prefix_tree
     size = 1 if tree else pool.memory.block_size  # a tree looks at pages, but its queue at tokens
     known = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, size).path
-    paths = known if trace.samples is None else shared_prompts(known, trace.prompt_tokens, trace.samples, size)
+    times = trace.samples  # a prompt is sent so often
+    if setup.requests.retries is not None:
+        times = setup.requests.retries + 1
+    paths = known if times is None else shared_prompts(known, trace.prompt_tokens, times, size)
     if tree:
         return lambda num_blocks, block_size: RadixCache(num_blocks, block_size, paths)
     cache = partial(HybridCache, tables=tables) if slides else PrefixCache

@@ -32,10 +32,12 @@ from servecast.workload import (
     ClassPart,
     ClosedLoopPart,
     LengthsPart,
+    NetworkPart,
     PriorityPart,
     PrometheusPart,
     ServegenPart,
     SloPart,
+    TimeoutPart,
     WorkloadPart,
 )
 from servecast.yamlfile import YamlFile, load_yaml, override
@@ -372,7 +374,7 @@ def _fields(loc: list[Any]) -> list[str]:
         "events": EventPart, "limits": LimitsPart, "experts": ExpertsPart,
         "host": HostPart, "extras": ExtraPart, "memory": MemoryPart, "pools": PoolPart, "workload": WorkloadPart,
         "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
-        "priority": PriorityPart, "prometheus": PrometheusPart,
+        "priority": PriorityPart, "prometheus": PrometheusPart, "timeout": TimeoutPart, "network": NetworkPart,
         "servegen": ServegenPart, "cost": CostPart, "power": PowerPart, "buy": BuyPart, "api": ApiPart,
     }  # fmt: skip
     innermost = [parts[name] for name in map(str, loc) if name in parts]

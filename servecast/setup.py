@@ -123,6 +123,7 @@ def set_up(scenario: Scenario) -> Setup:
     if requests:
         problems += _wrong_routers(scenario, requests)
         problems += _unknown_streams(scenario, pools, requests)
+        problems += _no_retries(scenario, requests)
     split = costing = None
     try:
         costing = costing_of(scenario)
@@ -181,6 +182,18 @@ def _unknown_streams(scenario: Scenario, pools: tuple[PoolSetup, ...], requests:
         why.append("a first token that the prefill side streams (cluster.split.first_token)")
     for key, reason in product(asks, why):
         yield f"{key}: the gaps between a request's tokens are not known of {reason}; take one of the two out"
+
+
+def _no_retries(scenario: Scenario, requests: Requests) -> Iterator[str]:
+    if requests.retries is None:
+        return
+    if requests.trace.samples is not None:
+        yield "workload.timeout.retries: of several samples of a prompt (n) they are not modelled; take one of them out"
+    if any(pool.role != "unified" for pool in scenario.cluster.pools):
+        yield (
+            "workload.timeout.retries: where prefill and decode are apart they are not modelled; give pools that do "
+            "both, or take them out"
+        )
 
 
 def _no_samples(pools: tuple[PoolSetup, ...]) -> Iterator[str]:

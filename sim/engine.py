@@ -97,6 +97,9 @@ class Engine:
             chunks = []
             for request, tokens, context in batch.chunks:
                 chunks.append((tokens, context))
+                if request.outcome == CANCELLED:
+                    self._log.in_vain += tokens
+                request.read += tokens
                 if request.scheduled_s != request.scheduled_s:
                     request.scheduled_s = now
             single = True

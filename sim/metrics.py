@@ -2,7 +2,9 @@
 
 Definitions (those of `vllm bench serve` where it has the metric):
 
-- TTFT: first token - arrival. E2E: last token - arrival. Queue time: start of the request's first step - arrival.
+- TTFT: first token - arrival. E2E: last token - arrival. Arrival is when the client first sends the request, and tokens
+  come when the client has them: the network there and back is in both, and so is what earlier tries took.
+- Queue time: start of the request's first step - arrival of its last try at the gateway.
 - TPOT: (E2E - TTFT) / (output tokens - 1), per request; undefined for one output token, and then left out.
 - A request for several samples of one prompt is one request: TTFT to the first token of any, E2E to the last of all,
   output tokens those of all together, prompt tokens counted once; in its TPOT the output tokens are those of one.
@@ -80,19 +82,24 @@ class Distribution:
         return out
 
 
+def arrived_s(requests: Mapping[str, Floats]) -> Floats:
+    """When the last try of each request got to the gateway."""
+    return requests["arrival_s"] + requests["retried_s"] + requests["network_s"] / 2
+
+
 def queue_s(requests: Mapping[str, Floats]) -> Floats:
     """Wait for the first step, per finished request."""
-    return requests["scheduled_s"] - requests["arrival_s"]
+    return requests["scheduled_s"] - arrived_s(requests)
 
 
 def ttft_s(requests: Mapping[str, Floats]) -> Floats:
     """Time to first token, per finished request."""
-    return requests["first_token_s"] - requests["arrival_s"]
+    return requests["first_token_s"] - requests["arrival_s"] + requests["network_s"] / 2
 
 
 def e2e_s(requests: Mapping[str, Floats]) -> Floats:
     """Arrival to last token, per finished request."""
-    return requests["finish_s"] - requests["arrival_s"]
+    return requests["finish_s"] - requests["arrival_s"] + requests["network_s"] / 2
 
 
 def tpot_s(requests: Mapping[str, Floats]) -> Floats:

@@ -23,7 +23,7 @@ from sim.presence import Presence
 from sim.spent import Spent
 from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
 from sim.streamed import Streamed
-from sim.summary import came_and_went, class_summary, found_in_cache, over_limit, recomputed
+from sim.summary import came_and_went, class_summary, found_in_cache, given_up, over_limit, recomputed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -61,6 +61,7 @@ class Result:
         self._transfers = log.transfers.table()
         self._changes = log.changes.table()
         self._losses = log.losses.table()
+        self._given_up, self._in_vain = log.given_up.table(), log.in_vain
         self._stages = log.stages.table()
         self.presence = Presence(self._changes) if self._changes.height else None
         """How many replicas there were; None where none came or went."""
@@ -71,14 +72,11 @@ class Result:
 
     @cached_property
     def requests(self) -> pl.DataFrame:
-        """A row a request that is over, by id.
-
-        `status` finished, cancelled, rejected, failed or unfinished, `reason` as in `sim.steplog.OUTCOMES`; `queue_s`,
-        `ttft_s`, `tpot_s`, `e2e_s` and the times they come from in seconds, null where they do not exist;
-        `gaps_over_slo`, where there is a limit on gaps, are those over it; `first_step` and `last_step` count the
-        replica's steps. A cancelled request has its end in `finish_s`, and like
-        an unfinished one what its client received in `output_tokens`. `samples` of one prompt are one row, with the
-        tokens of all.
+        """A row a request that is over, by id: `status` finished, cancelled, rejected, failed or unfinished, `reason`
+        as in `sim.steplog.OUTCOMES`; `queue_s`, `ttft_s`, `tpot_s`, `e2e_s` and the times they come from in seconds,
+        null where they do not exist; `gaps_over_slo` where there is a limit on gaps; `first_step` and `last_step` count
+        the replica's steps. A cancelled request has its end in `finish_s`, and like an unfinished one what its client
+        received in `output_tokens`. `samples` of one prompt are one row, with the tokens of all.
         """
         import polars as pl
 
@@ -111,8 +109,8 @@ class Result:
 
     @cached_property
     def replicas(self) -> pl.DataFrame:
-        """A row for each change of a replica, where some come or go: `time_s`, `replica`, `pool`, `change` (as in
-        `sim.steplog.CHANGES`), and how many `requests` a failure took."""
+        """A row for each change of a replica: `time_s`, `replica`, `pool`, `change` (as in `sim.steplog.CHANGES`), and
+        how many `requests` a failure took."""
         return tables.change_frame(self._changes, self.deployment)
 
     @cached_property
@@ -193,7 +191,7 @@ class Result:
         share = self.reasoning[done["id"].astype(np.int64)]
         tokens = done["output_tokens"].astype(np.int64)
         number = np.minimum(np.floor(share * tokens).astype(np.int64) + 1, tokens)
-        return self._streamed.token_s(number) - done["arrival_s"]
+        return self._streamed.token_s(number) - done["arrival_s"] + done["network_s"] / 2
 
     def good(self) -> npt.NDArray[np.bool_] | None:
         """bool[finished], by id: which requests meet their SLO, their class's own or the one for all; None where there
@@ -313,7 +311,8 @@ class Result:
         out |= found_in_cache(self._rows, self.deployment)
         out |= self._occupancy(self._steps)
         out["preemptions"] = int(self._rows["preemptions"].sum())
-        out |= recomputed(self._rows, self._steps, out["preemptions"])
+        out |= recomputed(self._rows, self._steps, self._given_up, self._in_vain, out["preemptions"])
+        out |= given_up(self._given_up, self._in_vain, self._steps)
         out["gpus"] = self.deployment.gpus
         out["gpu_seconds"] = self.deployment.gpus * duration
         if self.presence is not None:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from simpy import Event
 
-from sim.clock import ARRIVAL, GIVE_UP, Clock
+from sim.clients import Clients
+from sim.clock import ARRIVAL, Clock
 from sim.request import Request
 
 Floats = npt.NDArray[np.float64]
@@ -55,7 +56,9 @@ class Source(Protocol):
 class Requests:
     """What is to be submitted: n requests as columns of shape (n,).
 
-    `patience_s`: seconds after its arrival at which a client gives up (inf for never); None when none ever does.
+    `patience_s`, `first_token_s`: seconds after which a client gives up, and does without a first token (inf: never);
+    None when none ever does. `retries`: int64[n], how often it then sends the request again, first `backoff_s` later.
+    `network_s`: of the way to the gateway and back, half of it each.
     `priority`: int64[n], the least goes first where the scheduler looks at it; None when all are equal.
     `samples`: int64[n] samples of each prompt; None where all ask for one.
     """
@@ -66,6 +69,15 @@ class Requests:
     patience_s: Floats | None = None
     priority: Tokens | None = None
     samples: Tokens | None = None
+    first_token_s: Floats | None = None
+    retries: Tokens | None = None
+    backoff_s: Floats | None = None
+    network_s: Floats | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Nobody gives up, and all are where they are sent."""
+        return self.patience_s is None and self.first_token_s is None and self.network_s is None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -76,39 +88,7 @@ def _rows(*columns: npt.NDArray[np.generic]) -> Iterator[tuple[float, ...]]:
         yield from zip(*(column[start : start + CHUNK].tolist() for column in columns), strict=True)
 
 
-class _Clients:
-    """What all sources share: the requests, the desk, and clients that lose patience."""
-
-    def __init__(self, requests: Requests) -> None:
-        self.total = len(requests)
-        self.unsent = 0
-        self._requests = requests
-
-    def _open(self, clock: Clock, desk: Desk) -> None:
-        self._clock = clock
-        self._desk = desk
-
-    def _send(self, id: int, now: float) -> None:
-        """Submit request `id` at `now`."""
-        r = self._requests
-        priority = 0 if r.priority is None else int(r.priority[id])
-        samples = 1 if r.samples is None else int(r.samples[id])
-        prompt, output, cap = int(r.prompt_tokens[id]), int(r.output_tokens[id]), int(r.max_tokens[id])
-        self._hand_in(Request(id, now, prompt, output, cap, priority, samples))
-
-    def _hand_in(self, request: Request) -> None:
-        self._desk.submit(request)
-        patience = self._requests.patience_s
-        if patience is not None and np.isfinite(patience[request.id]):
-            at = request.arrival_s + float(patience[request.id])
-            self._clock.call_at(at, lambda _: self._give_up(request), GIVE_UP)
-
-    def _give_up(self, request: Request) -> None:
-        if not request.over:
-            self._desk.cancel(request)
-
-
-class OpenLoop(_Clients):
+class OpenLoop(Clients):
     """Requests at given times (`arrival_s` float64[n], ascending), whatever the replicas do."""
 
     def __init__(self, arrival_s: Floats, requests: Requests) -> None:
@@ -119,7 +99,7 @@ class OpenLoop(_Clients):
         """One event an arrival time."""
         self._open(clock, desk)
         r = self._requests
-        hand_in = desk.submit if r.patience_s is None else self._hand_in
+        hand_in = desk.submit if r.plain else self._hand_in
         now = -1.0
         columns = [self._arrival_s, r.prompt_tokens, r.output_tokens, r.max_tokens]
         if r.priority is not None or r.samples is not None:
@@ -132,11 +112,11 @@ class OpenLoop(_Clients):
                 yield clock.at(now)
             hand_in(Request(id, now, *sent))  # type: ignore[arg-type]
 
-    def on_finish(self, request: Request, now: float) -> None:
+    def over(self, request: Request, now: float) -> None:
         """Nobody waits for the answer."""
 
 
-class Sessions(_Clients):
+class Sessions(Clients):
     """Requests of which some follow the answer of another one: turns of sessions.
 
     `arrival_s` float64[n]: when those that follow nobody arrive. `previous` int64[n]: the request that each one
@@ -164,7 +144,7 @@ class Sessions(_Clients):
                 yield clock.at(now)
             self._send(int(id), now)
 
-    def on_finish(self, request: Request, now: float) -> None:
+    def over(self, request: Request, now: float) -> None:
         """Think, then send the next turn."""
         follower = int(self._next[request.id])
         if follower < 0:
@@ -179,7 +159,7 @@ class Sessions(_Clients):
             follower = int(self._next[follower])
 
 
-class ClosedLoop(_Clients):
+class ClosedLoop(Clients):
     """`concurrency` clients, each of which sends its next request `think_s` (float64[n], or 0) after its last answer.
 
     The first ones arrive at time 0; requests are taken in order.
@@ -198,7 +178,7 @@ class ClosedLoop(_Clients):
         for _ in range(self._concurrency):
             self._send_next(0.0)
 
-    def on_finish(self, request: Request, now: float) -> None:
+    def over(self, request: Request, now: float) -> None:
         """The client whose request this was sends its next one."""
         if self._sent == len(self._requests):
             return
@@ -212,4 +192,4 @@ class ClosedLoop(_Clients):
 
     def _send_next(self, now: float) -> None:
         self._sent += 1
-        self._send(self._sent - 1, now)
+        self._later(self._sent - 1, now)

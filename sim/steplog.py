@@ -44,7 +44,9 @@ STEP_COLUMNS = (
 REQUEST_COLUMNS = (
     "id",
     "replica",
-    "arrival_s",
+    "arrival_s",  # when its client sent it
+    "network_s",  # the way to the gateway and back, half of it each; the times below are those of the server
+    "retried_s",  # after how long the last try was sent, where clients give up and try again
     "sent_s",  # a replica's front end has it
     "queued_s",  # and its engine
     "scheduled_s",
@@ -62,6 +64,11 @@ REQUEST_COLUMNS = (
 )
 """Columns of a request row; `outcome` indexes OUTCOMES, times that do not exist are NaN. A cancelled request has its
 end in `finish_s`, and like an unfinished one the tokens that its client received in `output_tokens`."""
+
+GIVEN_UP_COLUMNS = ("id", "replica", "arrival_s", "end_s", "late", "again", "prompt_tokens", "output_tokens")
+"""Columns of the log of tries that clients gave up: when each got to the gateway, and its end; whether that was because
+the first token was not there in time (`late`), whether it is sent `again`; and what was computed for it: tokens in
+steps with prompts (again after a preemption), and those of the answer that its client received."""
 
 GAP_COLUMNS = ("id", "since_s", "end_s", "tokens")
 """Columns of the log of long gaps: times of two consecutive tokens of one request, how many tokens ended such a gap,
@@ -233,13 +240,16 @@ class Log:
     """All rows of one simulation: steps, requests, transfers, replicas that come and go and what they lose, the stages
     of pipelines, and the token gaps that are not as long as a step."""
 
-    __slots__ = ("changes", "gaps", "losses", "requests", "stages", "steps", "transfers")
+    __slots__ = ("changes", "gaps", "given_up", "in_vain", "losses", "requests", "stages", "steps", "transfers")
 
     def __init__(self) -> None:
         self.steps = Rows(STEP_COLUMNS)
         self.requests = Rows(REQUEST_COLUMNS)
         self.gaps = Rows(GAP_COLUMNS)
         """Between tokens of one request with a preemption, or steps that it was left out of, between them."""
+        self.given_up = Rows(GIVEN_UP_COLUMNS)
+        self.in_vain = 0
+        """Tokens of steps with prompts that began when who asked for them had been given up: they had been planned."""
         self.transfers = Rows(TRANSFER_COLUMNS)
         self.changes = Rows(CHANGE_COLUMNS)
         self.losses = Rows(LOSS_COLUMNS)
@@ -250,6 +260,7 @@ class Log:
         self.steps.spill()
         self.requests.spill()
         self.gaps.spill()
+        self.given_up.spill()
         self.transfers.spill()
 
     def transfer(self, *row: float) -> None:
@@ -282,12 +293,21 @@ class Log:
             if tokens < 0:
                 return
             request = request.of.request
+        trip = request.trip
+        if request.outcome == CANCELLED:
+            again = trip is not None and trip.again
+            row = request.id, replica, request.arrival_s, request.finish_s, request.late, again, request.read
+            self.given_up.extend(self.given_up.pack(*row, tokens))
+            if again:
+                return
         rows = self.requests
         rows.extend(
             rows.pack(
                 request.id,
                 replica,
-                request.arrival_s,
+                request.arrival_s if trip is None else trip.since_s,
+                0.0 if trip is None else trip.network_s,
+                0.0 if trip is None else trip.retried_s,
                 request.sent_s,
                 request.queued_s,
                 request.scheduled_s,

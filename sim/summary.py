@@ -11,7 +11,7 @@ from sim import metrics
 from sim.deployment import Deployment
 from sim.metrics import Distribution, Floats
 from sim.presence import Presence
-from sim.steplog import FAILED, FINISHED, UNFINISHED, Table
+from sim.steplog import CANCELLED, FAILED, FINISHED, UNFINISHED, Table
 
 
 def class_summary(mine: Table, good: int | None, duration_s: float) -> dict[str, Any]:
@@ -55,21 +55,37 @@ def found_in_cache(rows: Table, deployment: Deployment) -> dict[str, Any]:
     return {"total_cached_tokens": int(found), "prefix_cache_hit_rate": share}
 
 
-def recomputed(rows: Table, steps: Table, preemptions: int) -> dict[str, Any]:
+def recomputed(rows: Table, steps: Table, tries: Table, in_vain: int, preemptions: int) -> dict[str, Any]:
     """Tokens that were computed again after preemptions (and, if there were such, failures), and their share of all
     that were computed.
 
-    What prompts took in all, less what of each admitted one was not found in the cache. Fewer than there were only
-    where a request was given up, or the run stopped, within its prompt.
+    What prompts took in all, less what of each admitted one was not found in the cache, and less what was computed for
+    `tries` that were given up (until then, and `in_vain` after that). Fewer than there were only where the run stopped
+    within a prompt, or of a try that was given up.
     """
     if not preemptions:
         return {"recomputed_tokens": 0, "recomputed_fraction": 0.0}
     prefill = float(steps["prefill_tokens"].sum())
-    admitted = rows.where(~np.isnan(rows["scheduled_s"]))
+    admitted = rows.where(~np.isnan(rows["scheduled_s"]) & (rows["outcome"] != CANCELLED))
     first = admitted["prompt_tokens"] * admitted["samples"] - admitted["cached_tokens"]
-    again = max(prefill - float(first.sum()), 0.0)
+    again = max(prefill - float(first.sum()) - float(tries["prompt_tokens"].sum()) - in_vain, 0.0)
     computed = prefill + float(np.dot(steps["decodes"], steps["steps"]))
     return {"recomputed_tokens": int(again), "recomputed_fraction": again / computed if computed else 0.0}
+
+
+def given_up(tries: Table, in_vain: int, steps: Table) -> dict[str, Any]:
+    """Tries that clients gave up, and the tokens that were computed for them in vain: of prompts (those that had
+    been planned included) and of answers, also as a share of all."""
+    late, again = tries["late"], tries["again"]
+    vain = float((tries["prompt_tokens"] + tries["output_tokens"]).sum()) + in_vain
+    computed = float((steps["prefill_tokens"] + steps["output_tokens"]).sum()) if tries.height else 0.0
+    return {
+        "timed_out_first_token": int(late.sum()),
+        "timed_out_total": int(tries.height - late.sum()),
+        "timeout_retries": int(again.sum()),
+        "vain_tokens": int(vain),
+        "vain_fraction": vain / computed if computed else 0.0,
+    }
 
 
 def came_and_went(

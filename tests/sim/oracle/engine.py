@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from math import inf
 
 from sim.windows import ONE
 from tests.sim.oracle.parts import Blocks, Naive, NaiveStep
@@ -119,17 +120,40 @@ class Oracle:
             front.append(r)
         while front and front[0].entered_s <= t:
             r = front.popleft()
-            if r.gives_up_s < r.entered_s:
-                r.done, r.cancelled_s = True, r.gives_up_s
-            else:
+            if not r.done:
                 self.take(r)
+
+    def pass_time(self, arrivals, front, t, everyone):
+        """Whose time is over before `t` goes, one after the other, and comes again if its client tries again; those who
+        arrive meanwhile are there before."""
+        while True:
+            here = [r for r in (*front, *self.running, *self.waiting, *self.swapped, *self.inbox) if not r.done]
+            gone = min(
+                (r for r in here if r.gives_up_s < t), key=lambda r: (r.gives_up_s, r.arrival_s, r.id), default=None
+            )
+            soon = min((r.arrival_s for r in list(arrivals)[:1]), default=inf)
+            entry = min((r.entered_s for r in list(front)[:1]), default=inf)
+            until = min(soon, entry)
+            if until <= t and (gone is None or until <= gone.gives_up_s):
+                self.arrive(arrivals, front, until)
+                continue
+            if gone is None:
+                return
+            gone.cancelled_s = gone.gives_up_s
+            more = gone.next_try()
+            gone.done = True
+            if gone not in front:
+                self.leave(gone)
+            if more is not None:
+                everyone.append(more)
+                insort(arrivals, more, key=lambda x: x.arrival_s)
 
     def run(self, requests, follow_up=lambda r, now: None):
         """`requests` in order of arrival; `follow_up(r, now)` is asked for one more whenever one is finished."""
         arrivals, front, fresh, flight, t, everyone = deque(requests), deque(), [], deque(), 0.0, list(requests)
         used, places = deque(), deque()  # by batch in flight: blocks; who runs in which place
         while True:
-            self.arrive(arrivals, front, t)
+            self.pass_time(arrivals, front, t, everyone)
             preempted = self.preemptions
             while True:
                 if flight:
@@ -154,6 +178,8 @@ class Oracle:
             fresh = []
             batch = flight.popleft()
             chunks = [(n, before) for _, n, before, decode, _, _ in batch if not decode]
+            for r, n, _, decode, _, _ in batch:
+                r.read += 0 if decode or r.done else n
             kv = [before for _, _, before, decode, _, _ in batch if decode]
             seen = tuple(sum(c % w.size if w.chunked else min(c, w.size) for c in kv) for w in self.tables.windows)
             step_s = self.cost.step_s(chunks, len(kv), sum(kv), seen)
@@ -161,11 +187,7 @@ class Oracle:
             self.copied = 0
             named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
             self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv), seen, used.popleft()))
-            self.arrive(arrivals, front, t)
-            gone = [r for r in (*self.running, *self.waiting, *self.swapped, *self.inbox) if r.gives_up_s < t]
-            for r in sorted(gone, key=lambda r: (r.gives_up_s, r.arrival_s, r.id)):
-                r.done, r.cancelled_s = True, r.gives_up_s
-                self.leave(r)
+            self.pass_time(arrivals, front, t, everyone)
             for r, n, before, decode, yields, preemptions in self.in_order(batch, places.popleft()):
                 r.in_flight -= n
                 r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s

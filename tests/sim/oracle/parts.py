@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 
@@ -154,6 +154,14 @@ class Naive:
     output: int
     cap: int
     patience_s: float = inf
+    first_s: float = inf  # patience without a first token
+    retries: int = 0
+    backoff_s: float = 0.0
+    network_s: float = 0.0
+    tries: int = 0  # before this one
+    since_s: float | None = None  # when its client sent the first one, if not at once
+    again: bool = False  # given up, and sent once more
+    read: int = 0  # tokens computed in steps with prompts
     priority: int = 0
     entered_s: float = 0.0
     computed: int = 0
@@ -182,7 +190,7 @@ class Naive:
 
     def tokens(self):
         """All that are known: what the prompt begins with, then its own."""
-        return [*self.begins, *((self.id, i) for i in range(len(self.begins), self.prompt + self.out))]
+        return [*self.begins, *((self.id, self.tries, i) for i in range(len(self.begins), self.prompt + self.out))]
 
     @property
     def rank(self):
@@ -190,7 +198,18 @@ class Naive:
 
     @property
     def gives_up_s(self):
-        return self.arrival_s + self.patience_s
+        return self.arrival_s + min(self.patience_s, inf if self.token_s else self.first_s)
+
+    def next_try(self):
+        """What its client sends after this one was given up, or None."""
+        if self.tries == self.retries:
+            return None
+        self.again = True
+        since = self.arrival_s if self.since_s is None else self.since_s
+        sent = self.gives_up_s + self.network_s / 2 + self.backoff_s * 2.0**self.tries
+        mine = {name: getattr(self, name) for name in ("patience_s", "first_s", "retries", "backoff_s", "network_s")}
+        more = Naive(self.id, sent + self.network_s / 2, self.prompt, self.output, self.cap, **mine)
+        return replace(more, tries=self.tries + 1, since_s=since, priority=self.priority, begins=self.begins)
 
 
 @dataclass
