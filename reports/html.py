@@ -84,6 +84,8 @@ def _cards(result: Result, s: Mapping[str, Any]) -> str:
         cards.append(("Goodput", quantity(s["request_goodput"]), "requests/s", met))
     if (share := s.get("gaps_over_slo_fraction")) is not None:
         cards.append(("Gaps over the SLO", percent(share), "", words.gaps(s).partition(", ")[2]))
+    if said := words.given_up(s):
+        cards.append(("In vain", percent(s["vain_fraction"]), "of tokens", said.partition(";")[0]))
     cards.append(
         (
             "KV cache, peak",

@@ -97,6 +97,8 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("Goodput", f"{number('request_goodput')} requests/s ({met})"))
     if said := words.gaps(s):
         facts.append(("Gaps", said))
+    if said := words.given_up(s):
+        facts.append(("Time-outs", said))
     went = [(f"{metric} is", said) for metric, said in spent.said(s["spent"])]
     found = s["prefix_cache_hit_rate"]
     kv = [

@@ -185,6 +185,16 @@ def gaps(summary: Mapping[str, Any]) -> str:
     return f"{percent(share)} over their limit, in {some} of requests"
 
 
+def given_up(summary: Mapping[str, Any]) -> str:
+    """What clients gave up, and what was computed for it; empty where nobody did."""
+    late, total = summary["timed_out_first_token"], summary["timed_out_total"]
+    if not late + total:
+        return ""
+    first = f" ({late:,} without a first token)" if late else ""
+    again = f", {summary['timeout_retries']:,} sent again" if summary["timeout_retries"] else ""
+    return f"{late + total:,} tries given up{first}{again}; {percent(summary['vain_fraction'])} of tokens in vain"
+
+
 def title(result: Result) -> str:
     """The scenario's name."""
     return str(result.manifest.get("name") or "servecast run")

@@ -20,6 +20,7 @@ PRIORITY, FLEET, SPLIT = "scenarios/priority.yaml", "scenarios/mixed-fleet.yaml"
 SCALE, AZURE = "scenarios/autoscaling.yaml", "scenarios/azure-conversation.yaml"
 APART, PREFIX, FP8 = "scenarios/split-70b.yaml", "scenarios/prefix-routing.yaml", "scenarios/fp8-or-second-gpu.yaml"
 REASON, FP8_BOTH = "scenarios/reasoning.yaml", "engine.quantization=fp8 engine.kv_cache_dtype=fp8"
+TIMEOUTS = "scenarios/timeouts.yaml"
 LONG, FIVE = "scenarios/long-prompts.yaml", "scenarios/five-engines.yaml"
 STEADY = 'workload.arrivals={"kind":"gamma","rate":5.53,"cv":1.09}'
 WHOLE = 'cluster.pools=[{"gpu":"h100-sxm","tp":2,"replicas":4}] cluster.split=null'
@@ -184,6 +185,12 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (REASON, "", "p99_first_answer_ms", "(p99 {80} s)", 1e3),
     (REASON, f"{FP8_BOTH}", "mean_first_answer_ms", "make it {14.3} s", 1e3),
     (REASON, "cluster.replicas=2", "mean_first_answer_ms", "instead, {18.3} s", 1e3),
+    (TIMEOUTS, "", "timeout_retries", "{3,520} tries", 1),
+    (TIMEOUTS, "", "vain_fraction", "{70} % of the tokens", 0.01),
+    (TIMEOUTS, "", "slo_attainment", "and {34} % of the requests", 0.01),
+    (TIMEOUTS, "workload.timeout.retries=0 workload.timeout.backoff=null", "slo_attainment", "were {67} %", 0.01),
+    (TIMEOUTS, "cluster.limits.outstanding=100", "slo_attainment", "short: {69} %", 0.01),
+    (TIMEOUTS, "cluster.replicas=2", "slo_attainment", "H100: {89} %", 0.01),
     (OWN, "", "slo_attainment", "{93} % instead", 0.01),
     (OWN, "engine.scheduler=null", "slo_attainment", "of {88} %", 0.01),
     (OWN, "", "p90_ttft_ms", "TTFT p90 {0.78} instead", 1e3),
