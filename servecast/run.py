@@ -149,7 +149,7 @@ def _source(setup: Setup) -> Source:
         return ClosedLoop(r.concurrency, requests, r.think_s)
     if r.follow:
         assert t.turns is not None
-        return Sessions(t.arrival_s, requests, t.turns.previous, t.turns.think_s)
+        return Sessions(t.arrival_s, requests, t.turns.previous, t.turns.think_s, t.turns.joins())
     return OpenLoop(t.arrival_s, requests)
 
 

@@ -117,25 +117,35 @@ class OpenLoop(Clients):
 
 
 class Sessions(Clients):
-    """Requests of which some follow the answer of another one: turns of sessions.
+    """Requests of which some follow the answers of others: turns of sessions.
 
     `arrival_s` float64[n]: when those that follow nobody arrive. `previous` int64[n]: the request that each one
-    follows, or -1. `think_s` float64[n]: seconds from that one's last token. A session ends with a turn that is
-    rejected or given up; its later turns are never sent.
+    follows, or -1; `joins` (int64[k], int64[k]): which requests wait for whom beside that. `think_s` float64[n]:
+    seconds from the last token of the last of these. A session ends with a turn that is rejected or given up; what
+    waits for it is never sent.
     """
 
-    def __init__(self, arrival_s: Floats, requests: Requests, previous: Tokens, think_s: Floats) -> None:
+    def __init__(
+        self, arrival_s: Floats, requests: Requests, previous: Tokens, think_s: Floats,
+        joins: tuple[Tokens, Tokens] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(requests)
         self._first = np.flatnonzero(previous < 0)
         self._first = self._first[np.argsort(arrival_s[self._first], kind="stable")]
         self._arrival_s = arrival_s
         self._think_s = think_s
-        self._next = np.full(len(requests), -1, dtype=np.int64)
-        followers = np.flatnonzero(previous >= 0)
-        self._next[previous[followers]] = followers
+        waits = np.flatnonzero(previous >= 0)
+        whom = previous[waits]
+        if joins is not None:
+            waits, whom = np.concatenate([waits, joins[0]]), np.concatenate([whom, joins[1]])
+        order = np.lexsort((waits, whom))
+        self._next = waits[order]  # who waits for each, at its bounds
+        self._bounds = np.searchsorted(whom[order], np.arange(len(requests) + 1))
+        self._lacks = np.bincount(waits, minlength=len(requests))  # answers that each still waits for; -1: unsent
+        self._heard_s = np.zeros(len(requests))  # the last one so far
 
     def start(self, clock: Clock, desk: Desk) -> Generator[Event, None, None]:
-        """The first turn of every session."""
+        """The first turn of every session that no other spawned."""
         self._open(clock, desk)
         now = -1.0
         for id, arrival_s in _rows(self._first, self._arrival_s[self._first]):
@@ -145,18 +155,35 @@ class Sessions(Clients):
             self._send(int(id), now)
 
     def over(self, request: Request, now: float) -> None:
-        """Think, then send the next turn."""
-        follower = int(self._next[request.id])
-        if follower < 0:
-            return
-        if request.finished:
-            at = now + float(self._think_s[follower])
-            self._clock.call_at(at, lambda _: self._send(follower, at), ARRIVAL)
-            return
-        while follower >= 0:
-            self.total -= 1
-            self.unsent += 1
-            follower = int(self._next[follower])
+        """Think, then send what waits for nobody else."""
+        for id in self._waiting(request.id):
+            if self._lacks[id] < 0:
+                continue
+            if not request.finished:
+                self._leave_out(id)
+                continue
+            self._lacks[id] -= 1
+            self._heard_s[id] = max(self._heard_s[id], now)
+            if not self._lacks[id]:
+                self._think(id, float(self._heard_s[id] + self._think_s[id]))
+
+    def _waiting(self, id: int) -> list[int]:
+        found: list[int] = self._next[self._bounds[id] : self._bounds[id + 1]].tolist()
+        return found
+
+    def _think(self, id: int, at: float) -> None:
+        self._clock.call_at(at, lambda _: self._send(id, at), ARRIVAL)
+
+    def _leave_out(self, id: int) -> None:
+        """It is not sent, nor is what waits for it."""
+        unsent = [id]
+        while unsent:
+            id = unsent.pop()
+            if self._lacks[id] >= 0:
+                self._lacks[id] = -1
+                self.total -= 1
+                self.unsent += 1
+                unsent += self._waiting(id)
 
 
 class ClosedLoop(Clients):

@@ -99,7 +99,7 @@ def fingerprint(setup: Setup) -> str:
     from joblib import hash as hashed
 
     r, t = setup.requests, setup.requests.trace
-    turns = None if t.turns is None or not r.follow else (t.turns.previous, t.turns.think_s)
+    turns = None if t.turns is None or not r.follow else (t.turns.previous, t.turns.think_s, t.turns.joins())
     arrivals = t.arrival_s if r.concurrency is None else r.concurrency
     classes = None if t.classes is None else (t.classes[0], list(t.classes[1]))
     found = [arrivals, r.think_s, t.prompt_tokens, t.output_tokens, t.prefix, turns, classes, t.patience_s, t.samples]

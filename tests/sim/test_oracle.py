@@ -56,11 +56,13 @@ def same(
     retries=None,
     backoff_s=None,
     network_s=None,
+    waits=None,
 ):
     """Run both engines and compare everything that they share.
 
     `content`: a `Prefix`, and the tokens that it says each prompt begins with, for engines with a prefix cache.
     `concurrency` makes it a closed loop; `think_s`, per request, sessions in which request i follows request i - 3.
+    `waits`, per request: instead of that, for which ones it waits, if for any; its `think_s` begins with the last.
     `first_s` and `patience_s`: when clients give up, after which they try again `retries` times, `backoff_s` later;
     `network_s`: their way to the gateway and back. All per request.
     """
@@ -101,6 +103,19 @@ def same(
             travel(r, 0.0)
         rest = iter(naive[concurrency:])
         first, follow_up = naive[:concurrency], lambda r, now: arriving(next(rest, None), r, now)
+    elif waits is not None:
+        edges = [(i, before) for i, others in enumerate(waits) for before in others[1:]]
+        joins = tuple(np.array(side, dtype=np.int64) for side in (zip(*edges, strict=True) if edges else ([], [])))
+        previous = np.array([others[0] if others else -1 for others in waits])
+        source = Sessions(arrival_s, asked, previous, np.array(think_s), joins)
+        first, heard = [r for r, others in zip(naive, waits, strict=True) if not others], {}
+
+        def follow_up(r, now):
+            heard[r.id] = now + r.network_s / 2
+            ready = [i for i, others in enumerate(waits) if r.id in others and all(j in heard for j in others)]
+            for i in ready:
+                travel(naive[i], max(heard[j] for j in waits[i]) + think_s[i])
+            return [naive[i] for i in ready]
     elif think_s is not None:
         previous = np.where(np.arange(n) < 3, -1, np.arange(n) - 3)
         source = Sessions(arrival_s, asked, previous, np.array(think_s))
@@ -322,6 +337,15 @@ def test_clients_that_wait_retry_and_are_far_away_equal_the_oracle(scenario, req
     n = len(scenario[-2])
     think_s = data.draw(st.none() | st.lists(st.sampled_from([0.0, 0.5, 4.0]), min_size=n, max_size=n))
     same(*scenario, think_s=think_s, front_end=(request_s, 0.0), **data.draw(clients(n)))
+
+
+@settings(max_examples=400, deadline=None)
+@given(scenarios(), st.data())
+def test_requests_that_wait_for_several_answers_equal_the_oracle(scenario, data):
+    n = len(scenario[-2])
+    think_s = data.draw(st.lists(st.sampled_from([0.0, 0.5031, 4.0077]) | st.floats(0, 9), min_size=n, max_size=n))
+    waits = [data.draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else [] for i in range(n)]
+    same(*scenario, think_s=think_s, waits=waits, **data.draw(clients(n)))
 
 
 @settings(max_examples=300, deadline=None)

@@ -149,7 +149,7 @@ class Oracle:
                 insort(arrivals, more, key=lambda x: x.arrival_s)
 
     def run(self, requests, follow_up=lambda r, now: None):
-        """`requests` in order of arrival; `follow_up(r, now)` is asked for one more whenever one is finished."""
+        """`requests` in order of arrival; `follow_up(r, now)` is asked for one more, or a list, when one is done."""
         arrivals, front, fresh, flight, t, everyone = deque(requests), deque(), [], deque(), 0.0, list(requests)
         used, places = deque(), deque()  # by batch in flight: blocks; who runs in which place
         while True:
@@ -204,9 +204,9 @@ class Oracle:
                     r.done = True
                     self.leave(r)
                     more = follow_up(r, t)
-                    if more is not None:
-                        everyone.append(more)
-                        if more.arrival_s == t and not self.request_s:
-                            fresh.append(more)
+                    for one in more if isinstance(more, list) else [] if more is None else [more]:
+                        everyone.append(one)
+                        if one.arrival_s == t and not self.request_s:
+                            fresh.append(one)
                         else:
-                            insort(arrivals, more, key=lambda x: x.arrival_s)
+                            insort(arrivals, one, key=lambda x: x.arrival_s)
