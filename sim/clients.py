@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.clock import ARRIVAL, GIVE_UP, Clock
-from sim.request import Request, Trip
+from sim.request import Hold, Request, Trip
 
 if TYPE_CHECKING:
     from sim.source import Desk, Requests
@@ -62,6 +62,8 @@ class Clients:
     def _hand_in(self, request: Request) -> None:
         """Its client sends it now."""
         r = self._requests
+        if r.hold_s is not None and r.next_turn is not None and r.next_turn[request.id] >= 0:
+            request.hold = Hold(float(r.hold_s[request.id]), int(r.next_turn[request.id]))
         if r.network_s is None and r.retries is None:
             self._arrive(request)
             return
@@ -103,5 +105,6 @@ class Clients:
         request = Request(
             given_up.id, at, given_up.prompt_tokens, given_up.output_tokens, given_up.max_tokens, given_up.priority,
         )  # fmt: skip
+        request.hold = given_up.hold
         request.trip = Trip(trip.since_s, trip.network_s, at - trip.since_s, trip.tries + 1)
         self._clock.call_at(at, lambda _: self._travel(request, trip.network_s), ARRIVAL)

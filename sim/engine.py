@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 
 from sim.gaps import Gaps
 from sim.polls import Polls
-from sim.request import NEVER, Request
+from sim.request import NEVER, Hold, Request
 from sim.schedulers import Scheduler
 from sim.state import Batch, State
-from sim.steplog import CANCELLED, LENGTH, STOP, Log
+from sim.steplog import CANCELLED, EXPIRED, GIVEN_UP, LENGTH, RESUMED, STOP, Log
 
 NOBODY: list[Request] = []
 
@@ -57,6 +57,7 @@ class Engine:
         self._cancelled: list[Request] = []  # given up since the last plan
         self._prompts: list[Request] = []  # complete since the last step, and not yet kept for others
         self._polls = Polls(2 if asynchronous else 1)
+        self._expired: deque[Request] = deque()  # held for long enough, and not yet let go
         self._waiting = 0  # requests in the queue once the run in progress was planned
         self.lost_preemptions = 0
         """By plans that left nothing to compute, and so have no row in the log: they go into the next one."""
@@ -80,7 +81,8 @@ class Engine:
             planned_s = self._ends_s[-2] if len(self._ends_s) > 1 else self._start_s
         batch, single = self._plan(planned_s)
         lost, copied = list[Request](), 0
-        while batch.empty and (single or batch.preempted or self._look_again()):  # an empty step takes no time
+        # An empty step takes no time.
+        while batch.empty and (single or batch.preempted or self._look_again() or self._give_up_a_hold(now)):
             lost += batch.preempted
             copied += batch.copied_blocks
             if state.windows is not None:
@@ -120,7 +122,11 @@ class Engine:
         state, polls = self.state, self._polls
         if polls and not self._async:
             self._hear()
+        if self._expired:
+            self._expire(planned_s)
         batch = self._scheduler.plan(state)
+        if state.resumed:
+            self._log_resumed(planned_s)
         self._unread = 0 if batch.chunks or batch.joins else (self._unread + 1) % self._every
         if batch.pulls and self._on_pull is not None:
             for request, found in batch.pulls:
@@ -134,7 +140,36 @@ class Engine:
             polls.launch()
             more = more or bool(polls)
         self._left_out(batch)
-        return batch, more
+        return batch, more or bool(self._expired)
+
+    def _held(self, request: Request, hold: Hold) -> None:
+        """Its KV is held from now on."""
+
+    def _expire(self, planned_s: float) -> None:
+        """Let go what was to be held until then."""
+        while self._expired and (request := self._expired[0]).hold_ends_s <= planned_s:
+            self._expired.popleft()
+            self._let_go(request, request.hold_ends_s, EXPIRED)
+
+    def _let_go(self, request: Request, now: float, why: int) -> None:
+        assert request.hold is not None
+        if self.state.holds.get(request.hold.next) is request:
+            self.state.let_go(request)
+            self._log.hold(self.index, request, self.state.kv.blocks(request.computed), now, why)
+
+    def _log_resumed(self, now: float) -> None:
+        state = self.state
+        for request in state.resumed:
+            self._log.hold(self.index, request, state.kv.blocks(request.computed), now, RESUMED)
+        state.resumed.clear()
+
+    def _give_up_a_hold(self, now: float) -> bool:
+        """With requests waiting and nothing to do for it, an engine lets go what it would hold for the shortest time
+        from now on. Whether there was any."""
+        if not self.state.waiting or not self.state.holds:
+            return False
+        self._let_go(min(self.state.holds.values(), key=lambda request: request.hold_ends_s), now, GIVEN_UP)
+        return True
 
     def _hear(self) -> bool:
         """The scheduler learns which transfers are over; whether there are any."""
@@ -281,6 +316,8 @@ class Engine:
                 continue  # preempted by the plan just made, given up, or a prompt that ended at once
             if request.finished:
                 state.release(request, request.prompt_tokens + request.output_tokens - 1)
+                if request.hold is not None:
+                    self._held(request, request.hold)
             elif not request.over:
                 state.kv.keep(request, request.target)
         self._prompts.clear()

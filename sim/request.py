@@ -31,6 +31,14 @@ class Trip:
     again: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The KV of a request that has ended stays, for `seconds` at most, for the request with the number `next`."""
+
+    seconds: float
+    next: int
+
+
 class Request:
     """One request: what the client sent, and where it stands in its replica.
 
@@ -61,6 +69,7 @@ class Request:
         "first_token_s",
         "gap_from_s",
         "held",
+        "hold",
         "id",
         "joined",
         "junction",
@@ -149,6 +158,7 @@ class Request:
         self.cached_tokens = 0  # of its prompt, found in a prefix cache when it was first admitted
         self.reserved_tokens = 0  # of a cache that reserves: for how many it has had blocks since its admission
         self.trip: Trip | None = None
+        self.hold: Hold | None = None
         self.late = False  # given up because its first token was not there in time
         self.path: Path | None = None  # of a prefix cache: what its prompt begins with
         self.node: Node | None = None  # of a radix cache: the last one that it locks, all before it too
@@ -166,12 +176,12 @@ class Request:
 
     def restart(self, now: float) -> None:
         """It was lost with its replica, and begins anew at `now`; when it arrived does not change."""
-        trip = self.trip
+        trip, hold = self.trip, self.hold
         Request.__init__(
             self, self.id, self.arrival_s, self.prompt_tokens, self.output_tokens, self.max_tokens, self.priority,
             self.samples,
         )  # fmt: skip
-        self.entered_s, self.trip = now, trip
+        self.entered_s, self.trip, self.hold = now, trip, hold
 
     def registered(self, tokens: int, step: int) -> int:
         """How many of the `tokens` tokens that it has in KV after the plan of `step`, its last one, a prefix cache can
@@ -182,6 +192,11 @@ class Request:
     def begun(self) -> bool:
         """Its client has its first token."""
         return self.first_token_s == self.first_token_s if self.of is None else self.of.begun
+
+    @property
+    def hold_ends_s(self) -> float:
+        """Until when its KV is held, once it is over."""
+        return self.finish_s + (self.hold.seconds if self.hold is not None else 0.0)
 
     @property
     def over(self) -> bool:

@@ -58,7 +58,8 @@ class Requests:
 
     `patience_s`, `first_token_s`: seconds after which a client gives up, and does without a first token (inf: never);
     None when none ever does. `retries`: int64[n], how often it then sends the request again, first `backoff_s` later.
-    `network_s`: of the way to the gateway and back, half of it each.
+    `network_s`: of the way to the gateway and back, half of it each. `hold_s`: how long the KV of each stays for its
+    `next_turn` (int64[n], -1: there is none) when it has ended.
     `priority`: int64[n], the least goes first where the scheduler looks at it; None when all are equal.
     `samples`: int64[n] samples of each prompt; None where all ask for one.
     """
@@ -73,11 +74,13 @@ class Requests:
     retries: Tokens | None = None
     backoff_s: Floats | None = None
     network_s: Floats | None = None
+    hold_s: Floats | None = None
+    next_turn: Tokens | None = None
 
     @property
     def plain(self) -> bool:
-        """Nobody gives up, and all are where they are sent."""
-        return self.patience_s is None and self.first_token_s is None and self.network_s is None
+        """Nobody gives up, all are where they are sent, and nothing is held for others."""
+        return all(each is None for each in (self.patience_s, self.first_token_s, self.network_s, self.hold_s))
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)

@@ -70,6 +70,13 @@ GIVEN_UP_COLUMNS = ("id", "replica", "arrival_s", "end_s", "late", "again", "pro
 the first token was not there in time (`late`), whether it is sent `again`; and what was computed for it: tokens in
 steps with prompts (again after a preemption), and those of the answer that its client received."""
 
+HOLD_COLUMNS = ("id", "replica", "start_s", "end_s", "blocks", "why")
+"""Columns of the log of KV that was held between turns: for so many blocks of a request, from its last token until it
+was let go, and why: an index of HOLDS."""
+HOLDS = ("resumed", "expired", "given_up")
+"""The next turn was admitted, the time was over, or nothing else could run (or the replica was gone)."""
+RESUMED, EXPIRED, GIVEN_UP = range(len(HOLDS))
+
 GAP_COLUMNS = ("id", "since_s", "end_s", "tokens")
 """Columns of the log of long gaps: times of two consecutive tokens of one request, how many tokens ended such a gap,
 and the `id` of the request that was preempted or left out; -1 where all that decode waited for prompts."""
@@ -240,7 +247,18 @@ class Log:
     """All rows of one simulation: steps, requests, transfers, replicas that come and go and what they lose, the stages
     of pipelines, and the token gaps that are not as long as a step."""
 
-    __slots__ = ("changes", "gaps", "given_up", "in_vain", "losses", "requests", "stages", "steps", "transfers")
+    __slots__ = (
+        "changes",
+        "gaps",
+        "given_up",
+        "holds",
+        "in_vain",
+        "losses",
+        "requests",
+        "stages",
+        "steps",
+        "transfers",
+    )
 
     def __init__(self) -> None:
         self.steps = Rows(STEP_COLUMNS)
@@ -248,6 +266,7 @@ class Log:
         self.gaps = Rows(GAP_COLUMNS)
         """Between tokens of one request with a preemption, or steps that it was left out of, between them."""
         self.given_up = Rows(GIVEN_UP_COLUMNS)
+        self.holds = Rows(HOLD_COLUMNS)
         self.in_vain = 0
         """Tokens of steps with prompts that began when who asked for them had been given up: they had been planned."""
         self.transfers = Rows(TRANSFER_COLUMNS)
@@ -261,6 +280,7 @@ class Log:
         self.requests.spill()
         self.gaps.spill()
         self.given_up.spill()
+        self.holds.spill()
         self.transfers.spill()
 
     def transfer(self, *row: float) -> None:
@@ -274,6 +294,10 @@ class Log:
     def loss(self, *row: float) -> None:
         """A request was lost with its replica: LOSS_COLUMNS."""
         self.losses.extend(self.losses.pack(*row))
+
+    def hold(self, replica: int, request: Request, blocks: int, end_s: float, why: int) -> None:
+        """The KV of a request that is over is held no longer."""
+        self.holds.extend(self.holds.pack(request.id, replica, request.finish_s, end_s, blocks, why))
 
     def stage(self, *row: float) -> None:
         """What a pipeline stage did, in all: STAGE_COLUMNS."""

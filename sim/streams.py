@@ -41,24 +41,24 @@ class Streams:
         columns = ("replica", "step", "steps", "start_s", "end_s", "first_step_s", "decodes")
         order = np.lexsort((steps["step"], steps["replica"]))
         every = {name: steps[name][order] for name in columns}
-        self._rows = rows = {name: column[every["decodes"] > 0] for name, column in every.items()}
+        decode = every["decodes"] > 0
+        if not decode.any():  # a row of no replica, so that there is one
+            decode, every = np.insert(decode, 0, True), {k: np.insert(column, 0, -1.0) for k, column in every.items()}
+        self._rows = rows = {name: column[decode] for name, column in every.items()}
         self._first_end = rows["start_s"] + rows["first_step_s"]
         self._done = np.cumsum(rows["steps"])  # steps that decode, up to and with each row
         self._first_s, self._finish_s = requests["first_token_s"], requests["finish_s"]
         self._tokens = requests["output_tokens"].astype(np.int64)
         self._interval = interval
         self._known = (requests["samples"] == 1) & (self._tokens > 1)
-        begin = last = np.zeros(len(self._tokens), np.intp)
-        self._known &= bool(len(rows["step"]))
-        if len(every["step"]):
-            mine = requests["replica"] * STRIDE
-            key = every["replica"] * STRIDE + every["step"]
-            for step, time_s in (("first_step", self._first_s), ("last_step", self._finish_s)):
-                at = np.searchsorted(key, mine + requests[step], side="right") - 1
-                self._known &= np.abs(every["end_s"][at] - time_s) < ROW_S
-            key = rows["replica"] * STRIDE + rows["step"]
-            begin = np.searchsorted(key + rows["steps"] - 1, mine + requests["first_step"], side="right")
-            last = np.searchsorted(key, mine + requests["last_step"], side="right") - 1
+        mine = requests["replica"] * STRIDE
+        key = every["replica"] * STRIDE + every["step"]
+        for step, time_s in (("first_step", self._first_s), ("last_step", self._finish_s)):
+            at = np.searchsorted(key, mine + requests[step], side="right") - 1
+            self._known &= np.abs(every["end_s"][at] - time_s) < ROW_S
+        key = rows["replica"] * STRIDE + rows["step"]
+        begin = np.searchsorted(key + rows["steps"] - 1, mine + requests["first_step"], side="right")
+        last = np.searchsorted(key, mine + requests["last_step"], side="right") - 1
         self._segments(begin, last, requests, gaps)
 
     def _segments(

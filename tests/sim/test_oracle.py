@@ -19,7 +19,7 @@ from sim.radixcache import RadixCache
 from sim.samples import shared_prompts
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
-from sim.steplog import CANCELLED, GAP_COLUMNS
+from sim.steplog import CANCELLED, GAP_COLUMNS, HOLDS
 from sim.streams import Streams
 from sim.windows import ONE
 from tests.sim.engine import LinearCost, simulate
@@ -57,6 +57,7 @@ def same(
     backoff_s=None,
     network_s=None,
     waits=None,
+    hold_s=None,
 ):
     """Run both engines and compare everything that they share.
 
@@ -64,19 +65,24 @@ def same(
     `concurrency` makes it a closed loop; `think_s`, per request, sessions in which request i follows request i - 3.
     `waits`, per request: instead of that, for which ones it waits, if for any; its `think_s` begins with the last.
     `first_s` and `patience_s`: when clients give up, after which they try again `retries` times, `backoff_s` later;
-    `network_s`: their way to the gateway and back. All per request.
+    `network_s`: their way to the gateway and back. `hold_s`: how long the KV of each stays for the next turn of its
+    session. All per request.
     """
     columns = [np.array([r[i] for r in requests]) for i in (1, 2, 3)]
     n = len(requests)
     arrival_s = np.array([float(r[0]) for r in requests])
     naive = [Naive(i, *r) for i, r in enumerate(requests)]
     more = {"patience_s": patience_s, "priority": priority, "first_s": first_s, "retries": retries}
-    more |= {"backoff_s": backoff_s, "network_s": network_s}
+    more |= {"backoff_s": backoff_s, "network_s": network_s, "hold_s": hold_s}
     for name, values in more.items():
         for r, value in zip(naive, values or [], strict=False):
             setattr(r, name, value)
     asked = {key: None if values is None else np.array(values) for key, values in more.items()}
     asked["first_token_s"] = asked.pop("first_s")
+    if hold_s is not None:
+        asked["next_turn"] = np.where(np.arange(n) + 3 < n, np.arange(n) + 3, -1)
+        for r, following in zip(naive, asked["next_turn"].tolist(), strict=True):
+            r.next_id = following
     asked = Requests(*columns, **asked)
     for r in naive:
         travel(r, r.arrival_s)
@@ -141,6 +147,9 @@ def same(
     rows, steps = log.requests.table(), log.steps.table()
     order = np.argsort(rows["id"])
     got = {c: rows[c][order].tolist() for c in rows}
+    holds = log.holds.table()
+    let_go = zip(holds["id"].tolist(), (HOLDS[int(why)] for why in holds["why"]), strict=True)
+    assert sorted(let_go) == sorted(naive_engine.let_go)
     check_given_up([r for r in sent if r.cancelled_s is not None], log)
     sent = sorted((r for r in sent if not r.again), key=lambda r: r.id)
     assert source.unsent == n - len(sent)

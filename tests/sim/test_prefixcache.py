@@ -80,6 +80,18 @@ def test_prompts_that_are_sent_again_equal_the_oracle(case, data):
     same(*scenario, think_s=think_s, **data.draw(clients(n)), **cache)
 
 
+@settings(max_examples=500, deadline=None)
+@given(shared(), st.data())
+def test_kv_that_is_held_between_turns_equals_the_oracle(case, data):
+    scenario, cache = case
+    n = len(scenario[-2])
+    think_s = data.draw(st.lists(st.sampled_from([0.0, 0.5031, 4.0]) | st.floats(0, 9), min_size=n, max_size=n))
+    times = st.sampled_from([0.25, 1.0, 5.0, 1000.0]) | st.floats(0.01, 20)
+    hold_s = data.draw(st.lists(times, min_size=n, max_size=n))
+    more = data.draw(clients(n)) if data.draw(st.booleans()) else {}
+    same(*scenario, think_s=think_s, hold_s=hold_s, **more, **cache)
+
+
 @settings(max_examples=200, deadline=None)
 @given(scenarios(), st.booleans())
 def test_it_changes_nothing_where_nothing_is_shared_or_preempted(scenario, blank_first):

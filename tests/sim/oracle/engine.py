@@ -15,6 +15,11 @@ from sim.windows import ONE
 from tests.sim.oracle.parts import Blocks, Naive, NaiveStep
 
 
+def hold_ends(r):
+    """Until when the KV of `r`, which has ended, is held."""
+    return r.token_s[-1] + r.hold_s
+
+
 class Oracle:
     def __init__(
         self, policy, cost, num_blocks, block_size, asynchronous, request_s=0.0, prompt_token_s=0.0,
@@ -31,6 +36,8 @@ class Oracle:
         self.swapped: list[Naive] = []  # whose KV is in the memory of the host
         self.copied = 0  # blocks that go there or come back in the next step
         self.steps: list[NaiveStep] = []
+        self.holds: list[Naive] = []  # whose KV stays, though they have ended
+        self.let_go: list[tuple[int, str]] = []
         self.preemptions = 0
 
     def left(self, r):
@@ -80,7 +87,22 @@ class Oracle:
         r.computed = len(found) * self.size
         r.cached = r.computed if r.cached is None else r.cached
         self.running.append(r)
-        return self.schedule(r, n)
+        entry = self.schedule(r, n)
+        for held in [x for x in self.holds if x.next_id == r.id]:
+            self.end_hold(held, "resumed")
+        return entry
+
+    def end_hold(self, r, why):
+        """What was held of `r` stays no longer than a cache keeps it."""
+        self.holds.remove(r)
+        self.kv.give_back(r)
+        self.let_go.append((r.id, why))
+
+    def expire(self, t):
+        """Let go what was to be held until `t`."""
+        for r in sorted(self.holds, key=hold_ends):
+            if hold_ends(r) <= t:
+                self.end_hold(r, "expired")
 
     def preempt(self, r):
         """`r`, which no longer runs, gives its blocks back and waits again, to be recomputed."""
@@ -103,8 +125,11 @@ class Oracle:
         return r, n, before, decode, yields, r.preemptions
 
     def leave(self, r):
-        """A request that is over gives back its place and its blocks."""
-        self.kv.give_back(r)
+        """A request that is over gives back its place and its blocks, unless these are held."""
+        if r.hold_s is not None and r.next_id >= 0 and r.cancelled_s is None and r.tables:  # else it was preempted
+            self.holds.append(r)
+        else:
+            self.kv.give_back(r)
         next(queue for queue in (self.running, self.waiting, self.swapped, self.inbox) if r in queue).remove(r)
 
     def in_order(self, batch, place):
@@ -158,12 +183,19 @@ class Oracle:
             while True:
                 if flight:
                     used[-1] = self.kv.used
-                if len(flight) == self.depth or not (batch := self.plan()):
+                if len(flight) == self.depth:
+                    break
+                self.expire(t)
+                if not (batch := self.plan()):
                     break
                 flight.append(batch)
                 used.append(self.kv.used)
                 places.append({r.id: i for i, r in enumerate(self.running)})
             if not flight and self.look():
+                continue
+            if not flight and self.holds and self.waiting:
+                if self.preemptions == preempted:
+                    self.end_hold(min(self.holds, key=hold_ends), "given_up")
                 continue
             for r in fresh:
                 self.take(r)
@@ -172,6 +204,7 @@ class Oracle:
                     fresh = []
                     continue
                 if not arrivals and not front:
+                    self.expire(inf)
                     return everyone
                 t = front[0].entered_s if front else arrivals[0].arrival_s
                 continue

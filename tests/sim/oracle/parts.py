@@ -159,6 +159,8 @@ class Naive:
     backoff_s: float = 0.0
     network_s: float = 0.0
     tries: int = 0  # before this one
+    hold_s: float | None = None  # for which its KV stays when it has ended, for `next_id`
+    next_id: int = -1
     since_s: float | None = None  # when its client sent the first one, if not at once
     again: bool = False  # given up, and sent once more
     read: int = 0  # tokens computed in steps with prompts
@@ -207,9 +209,20 @@ class Naive:
         self.again = True
         since = self.arrival_s if self.since_s is None else self.since_s
         sent = self.gives_up_s + self.network_s / 2 + self.backoff_s * 2.0**self.tries
-        mine = {name: getattr(self, name) for name in ("patience_s", "first_s", "retries", "backoff_s", "network_s")}
+        names = (
+            "patience_s",
+            "first_s",
+            "retries",
+            "backoff_s",
+            "network_s",
+            "priority",
+            "begins",
+            "hold_s",
+            "next_id",
+        )
+        mine = {name: getattr(self, name) for name in names}
         more = Naive(self.id, sent + self.network_s / 2, self.prompt, self.output, self.cap, **mine)
-        return replace(more, tries=self.tries + 1, since_s=since, priority=self.priority, begins=self.begins)
+        return replace(more, tries=self.tries + 1, since_s=since)
 
 
 @dataclass
