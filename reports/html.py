@@ -94,6 +94,8 @@ def _cards(result: Result, s: Mapping[str, Any]) -> str:
             _with("", gib(s["peak_kv_cache_memory_used"]), "per GPU"),
         )
     )
+    if said := words.held(s):
+        cards.append(("KV held", percent(s["kv_pinned_fraction"]), "", said.partition("(")[2].rstrip(")")))
     if (found := s["prefix_cache_hit_rate"]) is not None:
         cards.append(("Prefix hits", percent(found), "", "of prompt tokens"))
     preemptions, again = words.preemptions(s)

@@ -109,6 +109,7 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         *facts,
         *went,
         ("KV cache", ", ".join(kv)),
+        *([("KV held", said)] if (said := words.held(s)) else []),
         ("Queue", f"mean {number('mean_queue_size')}, peak {number('peak_queue_size')} requests waiting"),
         (
             "Batch",

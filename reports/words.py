@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sim.result import Result
+from sim.steplog import HOLDS
 
 GIB = 2**30
 NONE = "–"
@@ -193,6 +194,14 @@ def given_up(summary: Mapping[str, Any]) -> str:
     first = f" ({late:,} without a first token)" if late else ""
     again = f", {summary['timeout_retries']:,} sent again" if summary["timeout_retries"] else ""
     return f"{late + total:,} tries given up{first}{again}; {percent(summary['vain_fraction'])} of tokens in vain"
+
+
+def held(summary: Mapping[str, Any]) -> str:
+    """What became of KV that was held between turns; empty where none was."""
+    if "kv_pinned_fraction" not in summary:
+        return ""
+    counts = ", ".join(f"{summary[f'holds_{why}']:,} {why.replace('_', ' ')}" for why in HOLDS)
+    return f"{percent(summary['kv_pinned_fraction'])} of the KV cache on average ({counts})"
 
 
 def title(result: Result) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,8 @@ def _source(setup: Setup) -> Source:
         t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s, r.priority, t.samples, r.first_token_s, r.retries,
         r.backoff_s, r.network_s,
     )  # fmt: skip
+    if (hold_s := setup.scenario.workload.hold_kv) is not None and t.turns is not None:
+        requests = replace(requests, hold_s=np.full(len(t), hold_s), next_turn=t.turns.following())
     if r.concurrency is not None:
         return ClosedLoop(r.concurrency, requests, r.think_s)
     if r.follow:

@@ -124,6 +124,7 @@ def set_up(scenario: Scenario) -> Setup:
         problems += _wrong_routers(scenario, requests)
         problems += _unknown_streams(scenario, pools, requests)
         problems += _no_retries(scenario, requests)
+        problems += _no_holds(scenario, pools, requests)
     split = costing = None
     try:
         costing = costing_of(scenario)
@@ -194,6 +195,29 @@ def _no_retries(scenario: Scenario, requests: Requests) -> Iterator[str]:
             "workload.timeout.retries: where prefill and decode are apart they are not modelled; give pools that do "
             "both, or take them out"
         )
+
+
+def _no_holds(scenario: Scenario, pools: tuple[PoolSetup, ...], requests: Requests) -> Iterator[str]:
+    """What KV that is held between turns does not go with."""
+    if scenario.workload.hold_kv is None:
+        return
+    if not requests.follow:
+        yield "workload.hold_kv: no request follows the answer of another here; take it out, or give sessions"
+    if requests.trace.samples is not None:
+        yield "workload.hold_kv: of several samples of a prompt (n) it is not modelled; take one of them out"
+    for pool in pools:
+        if not pool.engine.enable_prefix_caching:
+            yield (
+                "workload.hold_kv: without a prefix cache the next turn would not find what is held; set the engine's "
+                "enable_prefix_caching, or take hold_kv out"
+            )
+        elif pool.role != "unified" or pool.layout.pp > 1 or pool.layout.dp > 1 or pool.scheduler.prefix_tree:
+            yield (
+                "workload.hold_kv: modelled for vLLM V1 replicas that read and answer, with pp 1 and dp 1; take "
+                "hold_kv out, or change the others"
+            )
+        elif pool.model.windows:
+            yield f"workload.hold_kv: not modelled for layers with windows, which {pool.model.name} has; take it out"
 
 
 def _no_samples(pools: tuple[PoolSetup, ...]) -> Iterator[str]:

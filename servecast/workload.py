@@ -182,13 +182,13 @@ KINDS: dict[str, tuple[set[str], set[str]]] = {
     "trace": (
         set(),
         {"format", "block_tokens", "spread", "shared_prefix", "window", "sample", "rate_scale", "jitter",
-         "num_requests", "prompt_scale", "output_scale", "max_prompt", "max_output", "over_long", "turns"},
+         "num_requests", "prompt_scale", "output_scale", "max_prompt", "max_output", "over_long", "turns", "hold_kv"},
     ),
     "closed_loop": ({"num_requests"}, {"lengths", "classes"}),
     "prometheus": ({"num_requests"}, {"arrivals"}),
     "servegen": (set(), {"num_requests"}),
-    "sessions": ({"num_sessions"}, set()),
-    "mix": (set(), {"num_requests", "num_sessions", "rate"}),
+    "sessions": ({"num_sessions"}, {"hold_kv"}),
+    "mix": (set(), {"num_requests", "num_sessions", "rate", "hold_kv"}),
     "arrivals": ({"num_requests"}, {"lengths", "classes"}),
 }  # fmt: skip
 """What a workload can be made of -> (keys that must, keys that may stand beside it). The first one there decides."""
@@ -197,7 +197,8 @@ ANYWHERE = {"max_tokens", "n", "network", "priority", "reasoning", "timeout"}
 
 class WorkloadPart(Part):
     """What arrives: one of KINDS, the keys that belong to it, how long clients wait and how far they are. n: samples of
-    each prompt, as vLLM and OpenAI name them. reasoning: the share of every output that comes before its answer."""
+    each prompt, as vLLM and OpenAI name them. reasoning: the share of every output that comes before its answer.
+    hold_kv: for how long the engine holds a turn's KV for the next one, whatever others need."""
 
     trace: str | None = None
     format: Format | None = None
@@ -229,6 +230,7 @@ class WorkloadPart(Part):
     n: Samples = 1
     timeout: Timeout | None = None
     network: NetworkPart | None = None
+    hold_kv: Limit | None = None
     priority: PriorityPart | None = None
     reasoning: Share | None = None
 

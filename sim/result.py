@@ -23,7 +23,7 @@ from sim.presence import Presence
 from sim.spent import Spent
 from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
 from sim.streamed import Streamed
-from sim.summary import came_and_went, class_summary, found_in_cache, given_up, over_limit, recomputed
+from sim.summary import came_and_went, class_summary, found_in_cache, given_up, held, over_limit, recomputed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -61,6 +61,7 @@ class Result:
         self._transfers = log.transfers.table()
         self._changes = log.changes.table()
         self._losses = log.losses.table()
+        self._holds = log.holds.table()
         self._given_up, self._in_vain = log.given_up.table(), log.in_vain
         self._stages = log.stages.table()
         self.presence = Presence(self._changes) if self._changes.height else None
@@ -84,10 +85,9 @@ class Result:
 
     def _request_frames(self) -> Iterator[pl.DataFrame]:
         more, done = {"longest_gap_s": self._of_all(self.longest_gaps)}, 0
-        if self.reasoning is not None:
-            more["first_answer_s"] = self._of_all(self.first_answers_s)
-        if self.gaps_over_slo is not None:
-            more["gaps_over_slo"] = self._of_all(self.gaps_over_slo)
+        for name, known in (("first_answer_s", self.reasoning), ("gaps_over_slo", self.gaps_over_slo)):
+            if known is not None:
+                more[name] = self._of_all(self.first_answers_s if known is self.reasoning else known)
         for rows in self._rows.blocks():
             named = None if self.classes is None else np.array(self.classes.names)[self.classes.of(rows)]
             count = len(rows["id"])
@@ -313,6 +313,7 @@ class Result:
         out["preemptions"] = int(self._rows["preemptions"].sum())
         out |= recomputed(self._rows, self._steps, self._given_up, self._in_vain, out["preemptions"])
         out |= given_up(self._given_up, self._in_vain, self._steps)
+        out |= held(self._holds, self._steps, self.deployment)
         out["gpus"] = self.deployment.gpus
         out["gpu_seconds"] = self.deployment.gpus * duration
         if self.presence is not None:

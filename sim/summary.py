@@ -11,7 +11,7 @@ from sim import metrics
 from sim.deployment import Deployment
 from sim.metrics import Distribution, Floats
 from sim.presence import Presence
-from sim.steplog import CANCELLED, FAILED, FINISHED, UNFINISHED, Table
+from sim.steplog import CANCELLED, FAILED, FINISHED, HOLDS, UNFINISHED, Table
 
 
 def class_summary(mine: Table, good: int | None, duration_s: float) -> dict[str, Any]:
@@ -86,6 +86,19 @@ def given_up(tries: Table, in_vain: int, steps: Table) -> dict[str, Any]:
         "vain_tokens": int(vain),
         "vain_fraction": vain / computed if computed else 0.0,
     }
+
+
+def held(holds: Table, steps: Table, deployment: Deployment) -> dict[str, Any]:
+    """What became of KV that was held between turns, and the mean share of all KV blocks that it had, over the time to
+    the end of the last step."""
+    if not holds.height:
+        return {}
+    why, span_s = holds["why"], float(steps["end_s"].max(initial=0.0))
+    blocks = deployment.of(lambda pool: pool.kv_blocks)
+    lasted_s = np.minimum(holds["end_s"], span_s) - holds["start_s"]
+    pinned = holds["blocks"] * np.maximum(lasted_s, 0.0) / blocks[holds["replica"].astype(np.int64)]
+    out: dict[str, Any] = {f"holds_{name}": int((why == i).sum()) for i, name in enumerate(HOLDS)}
+    return out | {"kv_pinned_fraction": float(pinned.sum()) / (span_s * deployment.replicas) if span_s else None}
 
 
 def came_and_went(

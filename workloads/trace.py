@@ -69,6 +69,13 @@ class Turns:
         found: NDArray[np.bool_] = self.previous >= 0
         return found if self.session is None else found & (self.session[self.previous] == self.session)
 
+    def following(self) -> Ints:
+        """int64[n]: the next turn of the session of each, -1 where there is none."""
+        goes_on = self.goes_on
+        found = np.full(self.previous.size, -1)
+        found[self.previous[goes_on]] = np.flatnonzero(goes_on)
+        return found
+
     def joins(self) -> tuple[Ints, Ints] | None:
         """(which requests, for whom they wait beside their previous one), both int64[k]; None where no session was
         spawned by another."""
@@ -78,8 +85,7 @@ class Turns:
         last = np.arange(n)
         for i in np.flatnonzero(goes_on)[::-1]:
             last[self.previous[i]] = last[i]  # the last turn from here on
-        following = np.full(n, -1)
-        following[self.previous[goes_on]] = np.flatnonzero(goes_on)
+        following = self.following()
         spawned = np.flatnonzero((self.previous >= 0) & ~goes_on)
         waits = following[self.previous[spawned]]
         return waits[waits >= 0], last[spawned[waits >= 0]]
