@@ -44,8 +44,8 @@ def scenario(tmp_path: Path, cluster: dict[str, Any], prompt: int = 1_000_000, *
 
 def test_short_prompts_do_not_wait_for_a_million_tokens_where_each_rank_has_its_own_queue(tmp_path: Path) -> None:
     """vllm-project/vllm#51454: DeepSeek-V4-Flash on 8 x B200, one prompt of a million tokens and 8 of 8K (64 out): as
-    one engine (tp 8) the short ones' TTFT p50 is 63.9 s, as 8 data parallel ranks 0.57 s. Another model here: which way,
-    and whether it is a matter of tens of seconds against one."""
+    one engine (tp 8) the short ones' TTFT p50 is 63.9 s, as 8 data parallel ranks 0.57 s. Another model here: which
+    way, and whether it is a matter of tens of seconds against one."""
     began = perf_counter()
     p50 = {}
     for name, cluster in (("one", {"gpu": "b200-sxm", "tp": 8}), ("ranks", {"gpu": "b200-sxm", "replicas": 8})):
