@@ -5,7 +5,7 @@ It knows no format: each tool's file has its own definitions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +92,10 @@ def seen(run: SimulatedRun) -> Seen:
             f"{run.source}: no request finished, so a load generator would have no figures; formats csv and perfetto "
             "can show such a run"
         )
+    gaps = _messages(run, token_gaps(frame, run.steps, run.gaps))
+    if "network_s" in frame.columns:  # times are the server's
+        frame = frame.with_columns(frame[name] + frame["network_s"] / 2 for name in ("first_token_s", "finish_s"))
+        run = replace(run, requests=frame)
     first, finish, sent = (frame[name].to_numpy() for name in ("first_token_s", "finish_s", "arrival_s"))
     output = np.where(done, frame["output_tokens"].to_numpy(), 0)
     ttft, e2e = first - sent, np.where(done, finish - sent, np.nan)
@@ -107,7 +111,7 @@ def seen(run: SimulatedRun) -> Seen:
         ttft_s=ttft,
         e2e_s=e2e,
         tpot_s=tpot,
-        gaps=_messages(run, token_gaps(frame, run.steps, run.gaps)),
+        gaps=gaps,
         errors=[
             None if status == "finished" else status if reason == status else f"{status}: {reason}"
             for status, reason in frame.select("status", "reason").iter_rows()

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import servecast
+from reports.formats.seen import seen
+from servecast.exporting import simulated_of
 from tests.servecast.helpers import QUICKSTART
 
 BASE: dict[str, Any] = {"workload.num_requests": 300, "workload.arrivals.rate": 30, "engine.max_num_seqs": 16}
@@ -30,6 +32,9 @@ def test_a_network_moves_everything_by_half_of_it_and_latencies_by_all() -> None
     assert parts["network"] == pytest.approx(80)
     assert "network" not in near.summary()["spent"]["ttft_ms"]["mean"]
     assert sum(parts.values()) == pytest.approx(far.summary()["mean_ttft_ms"])
+    listed = seen(simulated_of(far))
+    for name in ("ttft_s", "e2e_s"):
+        assert np.allclose(getattr(listed, name), b[name], atol=1e-9), "load generators are where clients are"
 
 
 def test_closed_loops_go_on_when_clients_have_heard() -> None:
