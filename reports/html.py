@@ -83,6 +83,10 @@ def _cards(result: Result, s: Mapping[str, Any]) -> str:
     if result.slo:
         met = f"{percent(s['slo_attainment'])} meet {words.slo(result.slo)}"
         cards.append(("Goodput", quantity(s["request_goodput"]), "requests/s", met))
+    if (share := s.get("gaps_over_slo_fraction")) is not None:
+        cards.append(("Gaps over the SLO", percent(share), "", words.gaps(s).partition(", ")[2]))
+    if said := words.given_up(s):
+        cards.append(("In vain", percent(s["vain_fraction"]), "of tokens", said.partition(";")[0]))
     cards.append(
         (
             "KV cache, peak",
@@ -91,6 +95,8 @@ def _cards(result: Result, s: Mapping[str, Any]) -> str:
             _with("", gib(s["peak_kv_cache_memory_used"]), "per GPU"),
         )
     )
+    if said := words.held(s):
+        cards.append(("KV held", percent(s["kv_pinned_fraction"]), "", said.partition("(")[2].rstrip(")")))
     if (found := s["prefix_cache_hit_rate"]) is not None:
         cards.append(("Prefix hits", percent(found), "", "of prompt tokens"))
     for name, tier in s.get("kv_tiers", {}).items():

@@ -35,6 +35,15 @@ class SimulatedRun:
         return str(self.manifest["pools"][0]["model"])
 
     @property
+    def stream_intervals(self) -> list[int]:
+        """The tokens of a message, of each replica."""
+        found = []
+        for pool in self.manifest["pools"]:
+            option = pool["engine_options"].get("stream_interval", {"value": None})
+            found += [option["value"] or 1] * (pool["replicas"] * pool["dp"])
+        return found
+
+    @property
     def made_by(self) -> str:
         """Who simulated it: `servecast` and its version."""
         return f"servecast {self.manifest['servecast']}"

@@ -14,6 +14,8 @@ from sim.result import Result
 
 PARTS: dict[str, tuple[str, str, str]] = {
     "no_replica": ("waiting for a replica, or lost with one", look.RED, ""),
+    "network": ("network", look.GREY, "."),
+    "earlier_tries": ("earlier tries", look.RED, "/"),
     "front_end": ("front end", look.GREY, ""),
     "queue": ("queue", look.ORANGE, ""),
     "kv_load": ("KV from tiers", look.GREY, "\\"),

@@ -95,6 +95,10 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         limits = words.slo(result.slo) if result.slo else "the SLO of their class"
         met = f"{percent(s['slo_attainment'])} meet {limits}"
         facts.append(("Goodput", f"{number('request_goodput')} requests/s ({met})"))
+    if said := words.gaps(s):
+        facts.append(("Gaps", said))
+    if said := words.given_up(s):
+        facts.append(("Time-outs", said))
     went = [(f"{metric} is", said) for metric, said in spent.said(s["spent"])]
     found = s["prefix_cache_hit_rate"]
     kv = [
@@ -105,6 +109,7 @@ def _facts(result: Result, s: dict[str, Any]) -> list[tuple[str, str]]:
         *facts,
         *went,
         ("KV cache", ", ".join(kv)),
+        *([("KV held", said)] if (said := words.held(s)) else []),
         ("Queue", f"mean {number('mean_queue_size')}, peak {number('peak_queue_size')} requests waiting"),
         (
             "Batch",

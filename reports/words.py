@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sim.result import Result
+from sim.steplog import HOLDS
 
 GIB = 2**30
 NONE = "–"
@@ -32,10 +33,12 @@ DEFINITIONS = {
     "TTFT": "time to first token: from a request's arrival to its first output token; waiting in the queue counts",
     "TPOT": "time per output token after the first, averaged over each request; undefined, and left out, for requests "
     "with one output token",
-    "ITL": "inter-token latency: the time between two consecutive tokens of a request, over all tokens of all requests",
+    "ITL": "inter-token latency: the time between two consecutive tokens of a request, over all tokens of all requests "
+    "(of messages, where the engine's stream_interval joins tokens)",
     "First answer token": "from a request's arrival to the first output token after its reasoning, whose share of the "
     "output the workload says",
-    "Longest gap": "the longest time between two consecutive tokens of each request: how badly its stream stuttered",
+    "Longest gap": "the longest time between two consecutive messages of each request (tokens, unless the engine's "
+    "stream_interval joins them): how badly its stream stuttered",
     "E2E": "end-to-end latency: from a request's arrival to its last token",
     "Queue time": "from a request's arrival to the start of the first step that works on it",
     "Own prompt, others' prompts, decoding": "how the time of steps is divided: a step that holds prompts decodes for "
@@ -171,7 +174,34 @@ def interval_rows(manifest: Mapping[str, Any]) -> tuple[str, list[tuple[str, lis
 
 def slo(limits: Mapping[str, float]) -> str:
     """The limits in one line: `TTFT <= 1 s, TPOT <= 50 ms`."""
-    return ", ".join(f"{name.upper()} <= {seconds(limit)}" for name, limit in limits.items())
+    names = {"gap": "gaps"}
+    return ", ".join(f"{names.get(name, name.upper())} <= {seconds(limit)}" for name, limit in limits.items())
+
+
+def gaps(summary: Mapping[str, Any]) -> str:
+    """How many gaps are over the SLO's limit; empty where it has none."""
+    if (share := summary.get("gaps_over_slo_fraction")) is None:
+        return ""
+    some = percent(summary["requests_with_gaps_over_slo_fraction"])
+    return f"{percent(share)} over their limit, in {some} of requests"
+
+
+def given_up(summary: Mapping[str, Any]) -> str:
+    """What clients gave up, and what was computed for it; empty where nobody did."""
+    late, total = summary["timed_out_first_token"], summary["timed_out_total"]
+    if not late + total:
+        return ""
+    first = f" ({late:,} without a first token)" if late else ""
+    again = f", {summary['timeout_retries']:,} sent again" if summary["timeout_retries"] else ""
+    return f"{late + total:,} tries given up{first}{again}; {percent(summary['vain_fraction'])} of tokens in vain"
+
+
+def held(summary: Mapping[str, Any]) -> str:
+    """What became of KV that was held between turns; empty where none was."""
+    if "kv_pinned_fraction" not in summary:
+        return ""
+    counts = ", ".join(f"{summary[f'holds_{why}']:,} {why.replace('_', ' ')}" for why in HOLDS)
+    return f"{percent(summary['kv_pinned_fraction'])} of the KV cache on average ({counts})"
 
 
 def title(result: Result) -> str:

@@ -24,8 +24,8 @@ class FailuresPart(Part):
 class AutoscalePart(Part):
     """The pool has from `min` to `max` replicas, so that `metric` is at `target`: `outstanding` or `waiting` requests a
     replica, the share of the `kv` cache in use, or the share of the requests over in the last `window` that met their
-    SLO (`slo`). Looked at `every` so often; nothing happens within `tolerance` of the target, nor until it has asked
-    for more for `up_after`, or for fewer for `down_after`."""
+    SLO (`slo`; a limit on gaps left out). Looked at `every` so often; nothing happens within `tolerance` of the target,
+    nor until it has asked for more for `up_after`, or for fewer for `down_after`."""
 
     min: Count
     max: Annotated[int, Field(ge=1, le=100_000)]

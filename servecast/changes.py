@@ -123,8 +123,8 @@ def _limits(scenario: Scenario, role: str) -> bool:
 
 
 def _of_role(limits: Mapping[str, float], role: str) -> dict[str, float]:
-    """A prefill pool answers for TTFT, a decode pool for TPOT."""
-    names = {"prefill": ("ttft",), "decode": ("tpot",)}.get(role, tuple(limits))
+    """A prefill pool answers for TTFT, a decode pool for TPOT; of gaps an autoscaler hears nothing."""
+    names = {"prefill": ("ttft",), "decode": ("tpot",)}.get(role, ("ttft", "tpot", "e2e"))
     return {name: limit for name, limit in limits.items() if name in names}
 
 

@@ -94,9 +94,14 @@ def simulated_of(result: Result) -> SimulatedRun:
         result.gaps,
         result.summary(),
         result.manifest,
-        result.slo,
-        own,
+        _theirs(result.slo),
+        {name: _theirs(limits) for name, limits in own.items()},
     )
+
+
+def _theirs(limits: Mapping[str, float]) -> dict[str, float]:
+    """The limits that load generators know."""
+    return {name: limit for name, limit in limits.items() if name != "gap"}
 
 
 def saved(folder: Path) -> SimulatedRun:
@@ -159,8 +164,8 @@ def _limits(path: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, float], 
     try:
         scenario = manifest["scenario"]
         classes = scenario["workload"].get("classes", [])
-        own = {part["name"]: SloPart(**part["slo"]).limits() for part in classes if part.get("slo")}
-        return SloPart(**scenario.get("slo", {})).limits(), own
+        own = {part["name"]: _theirs(SloPart(**part["slo"]).limits()) for part in classes if part.get("slo")}
+        return _theirs(SloPart(**scenario.get("slo", {})).limits()), own
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
         raise ServecastError(f"{path}: its scenario is not one of this version ({error}); run it again") from None
 

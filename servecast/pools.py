@@ -38,8 +38,8 @@ from servecast.parts import is_path
 from servecast.profiles import DATASHEET, prices_of
 from servecast.scenario import PoolPart, Scenario
 from servecast.speculation import drafting_of, no_drafts
-from sim.drafts import Drafting
 from servecast.tiers import offload_of
+from sim.drafts import Drafting
 from sim.offload import Offload
 from sim.schedulers import Scheduler, scheduler_of
 from sim.schedulers.vllm_v0 import VllmV0

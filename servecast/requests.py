@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,9 @@ class Requests:
     """What is submitted: the trace's requests at their times; or, with `concurrency`, in order by that many clients who
     think `think_s` (float64[n]) between an answer and the next request. `follow` says that turns wait for the answer
     before them. `slo` has the limits (seconds) of the classes that have their own; `priority` (int64[n]) is None when
-    no class has one, `reasoning` (float64[n], the share of each output) when nobody reasons."""
+    no class has one, `reasoning` (float64[n], the share of each output) when nobody reasons. `first_token_s`
+    (float64[n]): who has no first token by then gives up; `retries` (int64[n]): how often requests are sent again after
+    that, first `backoff_s` later; `network_s`: the way to the gateway and back; None where there is nothing of it."""
 
     trace: Trace
     follow: bool
@@ -48,6 +51,10 @@ class Requests:
     slo: Mapping[str, Mapping[str, float]] | None = None
     priority: Ints | None = None
     reasoning: Floats | None = None
+    first_token_s: Floats | None = None
+    retries: Ints | None = None
+    backoff_s: Floats | None = None
+    network_s: Floats | None = None
 
 
 def requests_of(scenario: Scenario, max_model_len: int | None) -> Requests:
@@ -67,19 +74,35 @@ def requests_of(scenario: Scenario, max_model_len: int | None) -> Requests:
     follow = trace.turns is not None and closed is None and workload.turns != "as_recorded"
     concurrency = None if closed is None else closed.concurrency
     priority = priorities(scenario, trace, slo, follow or closed is not None)
-    return Requests(trace, follow, concurrency, think_s, slo, priority, _reasoning(trace, workload))
+    retries = _of_each(trace, workload, "timeout", lambda wait: wait.retries or None, 0)
+    return Requests(
+        trace,
+        follow,
+        concurrency,
+        think_s,
+        slo,
+        priority,
+        reasoning=_of_each(trace, workload, "reasoning", float, 0.0),
+        first_token_s=_of_each(trace, workload, "timeout", lambda wait: wait.first_token, np.inf),
+        retries=None if retries is None else retries.astype(np.int64),
+        backoff_s=_of_each(trace, workload, "timeout", lambda wait: wait.backoff if wait.retries else None, 0.0),
+        network_s=_of_each(trace, workload, "network", lambda network: network.latency or None, 0.0),
+    )
 
 
-def _reasoning(trace: Trace, w: WorkloadPart) -> Floats | None:
-    """Each request's share of its output that comes before the answer: its class's, or the workload's."""
-    shares = {part.name: part.reasoning for part in w.classes or [] if part.reasoning is not None}
-    if w.reasoning is None and not shares:
+def _of_each(
+    trace: Trace, w: WorkloadPart, key: str, number: Callable[[Any], float | None], otherwise: float
+) -> Floats | None:
+    """float64[n]: a number of what each request's class has under `key`, or else the workload; None where nobody has
+    one."""
+    names: tuple[str, ...] = ("",) if trace.classes is None else trace.classes[1]
+    parts = {part.name: getattr(part, key) for part in w.classes or []}
+    values = [getattr(w, key) if parts.get(name) is None else parts[name] for name in names]
+    found = [None if value is None else number(value) for value in values]
+    if all(value is None for value in found):
         return None
-    usual = w.reasoning or 0.0
-    if trace.classes is None:
-        return np.full(len(trace), usual)
-    index, names = trace.classes
-    return np.array([shares.get(name, usual) for name in names])[index]
+    numbers = np.array([otherwise if value is None else value for value in found])
+    return np.full(len(trace), numbers[0]) if trace.classes is None else numbers[trace.classes[0]]
 
 
 def _from_trace(scenario: Scenario, w: WorkloadPart) -> Trace:
@@ -224,10 +247,10 @@ def _capped(trace: Trace, workload: WorkloadPart, max_model_len: int | None) -> 
 
 
 def _impatient(trace: Trace, workload: WorkloadPart) -> Trace:
-    """The trace with `workload.timeout` where clients have no less patience of their own."""
-    if workload.timeout is None:
+    """The trace with `timeout.total` where clients have no less patience of their own."""
+    patience_s = _of_each(trace, workload, "timeout", lambda wait: wait.total, np.inf)
+    if patience_s is None:
         return trace
-    patience_s = np.full(len(trace), workload.timeout)
     return replace(
         trace, patience_s=patience_s if trace.patience_s is None else np.minimum(trace.patience_s, patience_s)
     )

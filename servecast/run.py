@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,7 @@ def _facts(pool: PoolSetup) -> PoolFacts:
         ranks=pool.layout.dp,
         peaks=AtPeaks(pool.model, pool.layout, pool.gpu),
         tiers=() if pool.offload is None else tuple(tier.name for tier in pool.offload.tiers),
+        stream_interval=pool.engine.options.get("stream_interval") or 1,
     )  # fmt: skip
 
 
@@ -144,12 +146,17 @@ def _outside(setup: Setup, deployment: Deployment, cluster: Cluster) -> list[dic
 
 def _source(setup: Setup) -> Source:
     r, t = setup.requests, setup.requests.trace
-    requests = Requests(t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s, r.priority, t.samples)
+    requests = Requests(
+        t.prompt_tokens, t.output_tokens, t.max_tokens, t.patience_s, r.priority, t.samples, r.first_token_s, r.retries,
+        r.backoff_s, r.network_s,
+    )  # fmt: skip
+    if (hold_s := setup.scenario.workload.hold_kv) is not None and t.turns is not None:
+        requests = replace(requests, hold_s=np.full(len(t), hold_s), next_turn=t.turns.following())
     if r.concurrency is not None:
         return ClosedLoop(r.concurrency, requests, r.think_s)
     if r.follow:
         assert t.turns is not None
-        return Sessions(t.arrival_s, requests, t.turns.previous, t.turns.think_s)
+        return Sessions(t.arrival_s, requests, t.turns.previous, t.turns.think_s, t.turns.joins())
     return OpenLoop(t.arrival_s, requests)
 
 
@@ -245,7 +252,10 @@ def _cache(setup: Setup, pool: PoolSetup, tables: Tables) -> Callable[[int, int]
     tree = pool.scheduler.prefix_tree
     size = 1 if tree else pool.memory.block_size  # a tree looks at pages, but its queue at tokens
     known = None if trace.prefix is None else content_of(trace.prefix, trace.prompt_tokens, size).path
-    paths = known if trace.samples is None else shared_prompts(known, trace.prompt_tokens, trace.samples, size)
+    times = trace.samples  # a prompt is sent so often
+    if setup.requests.retries is not None:
+        times = setup.requests.retries + 1
+    paths = known if times is None else shared_prompts(known, trace.prompt_tokens, times, size)
     if tree:
         return lambda num_blocks, block_size: RadixCache(num_blocks, block_size, paths)
     if (offload := pool.offload) is not None:

@@ -34,10 +34,12 @@ from servecast.workload import (
     ClassPart,
     ClosedLoopPart,
     LengthsPart,
+    NetworkPart,
     PriorityPart,
     PrometheusPart,
     ServegenPart,
     SloPart,
+    TimeoutPart,
     WorkloadPart,
 )
 from servecast.yamlfile import YamlFile, load_yaml, override
@@ -380,6 +382,7 @@ def _fields(loc: list[Any]) -> list[str]:
         "slo": SloPart, "lengths": LengthsPart, "closed_loop": ClosedLoopPart, "classes": ClassPart,
         "priority": PriorityPart, "prometheus": PrometheusPart, "speculation": SpeculationPart,
         "acceptance": LengthPart,
+        "timeout": TimeoutPart, "network": NetworkPart,
         "servegen": ServegenPart, "cost": CostPart, "power": PowerPart, "buy": BuyPart, "api": ApiPart,
     }  # fmt: skip
     innermost = [parts[name] for name in map(str, loc) if name in parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,9 @@ def set_up(scenario: Scenario) -> Setup:
             problems.append("workload: several samples of one prompt (n) are not simulated with KV tiers; take n out")
     if requests:
         problems += _wrong_routers(scenario, requests)
+        problems += _unknown_streams(scenario, pools, requests)
+        problems += _no_retries(scenario, requests)
+        problems += _no_holds(scenario, pools, requests)
     split = costing = None
     try:
         costing = costing_of(scenario)
@@ -165,6 +169,57 @@ def _wrong_routers(scenario: Scenario, requests: Requests) -> Iterator[str]:
             f"{key}: prefix-affinity goes by what prompts begin with, and the workload does not say what they share; "
             "take another router"
         )
+
+
+def _unknown_streams(scenario: Scenario, pools: tuple[PoolSetup, ...], requests: Requests) -> Iterator[str]:
+    """What asks for the gaps between messages where the times of a request's tokens are not known."""
+    asks = ["slo.gap"] * ("gap" in scenario.slo.limits())
+    classes = scenario.workload.classes or []
+    asks += [f"workload.classes.{i}.slo.gap" for i, part in enumerate(classes) if part.slo and part.slo.gap is not None]
+    if any((pool.engine.options.get("stream_interval") or 1) > 1 for pool in pools):
+        asks.append("engine.stream_interval")
+    why = [f"pipelines (pp {pool.layout.pp}), whose batches take turns" for pool in pools if pool.layout.pp > 1][:1]
+    if requests.trace.samples is not None:
+        why.append("several samples of a prompt (n)")
+    if scenario.cluster.split is not None and scenario.cluster.split.first_token == "prefill":
+        why.append("a first token that the prefill side streams (cluster.split.first_token)")
+    for key, reason in product(asks, why):
+        yield f"{key}: the gaps between a request's tokens are not known of {reason}; take one of the two out"
+
+
+def _no_retries(scenario: Scenario, requests: Requests) -> Iterator[str]:
+    if requests.retries is None:
+        return
+    if requests.trace.samples is not None:
+        yield "workload.timeout.retries: of several samples of a prompt (n) they are not modelled; take one of them out"
+    if any(pool.role != "unified" for pool in scenario.cluster.pools):
+        yield (
+            "workload.timeout.retries: where prefill and decode are apart they are not modelled; give pools that do "
+            "both, or take them out"
+        )
+
+
+def _no_holds(scenario: Scenario, pools: tuple[PoolSetup, ...], requests: Requests) -> Iterator[str]:
+    """What KV that is held between turns does not go with."""
+    if scenario.workload.hold_kv is None:
+        return
+    if not requests.follow:
+        yield "workload.hold_kv: no request follows the answer of another here; take it out, or give sessions"
+    if requests.trace.samples is not None:
+        yield "workload.hold_kv: of several samples of a prompt (n) it is not modelled; take one of them out"
+    for pool in pools:
+        if not pool.engine.enable_prefix_caching:
+            yield (
+                "workload.hold_kv: without a prefix cache the next turn would not find what is held; set the engine's "
+                "enable_prefix_caching, or take hold_kv out"
+            )
+        elif pool.role != "unified" or pool.layout.pp > 1 or pool.layout.dp > 1 or pool.scheduler.prefix_tree:
+            yield (
+                "workload.hold_kv: modelled for vLLM V1 replicas that read and answer, with pp 1 and dp 1; take "
+                "hold_kv out, or change the others"
+            )
+        elif pool.model.windows:
+            yield f"workload.hold_kv: not modelled for layers with windows, which {pool.model.name} has; take it out"
 
 
 def _no_samples(pools: tuple[PoolSetup, ...]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from servecast.errors import one_of
 from servecast.mistakes import MistakeError, shown
-from servecast.parts import Count, Limit, Part, checked, kind_of, known, known_model, named
-from servecast.units import Duration
+from servecast.parts import Count, Limit, Part, Time, checked, kind_of, known, known_model, named
+from servecast.units import Duration, duration_text
 from workloads.arrivals import ARRIVALS
 from workloads.lengths import LENGTHS
 from workloads.mixes import load_mix
@@ -42,11 +42,13 @@ Span = Annotated[list[Duration], Field(min_length=2, max_length=2)]
 
 
 class SloPart(Part):
-    """Limits that every request should meet; goodput counts those that meet all of them."""
+    """Limits that every request should meet; goodput counts those that meet all of them. gap: of every gap of its
+    stream."""
 
     ttft: Limit | None = None
     tpot: Limit | None = None
     e2e: Limit | None = None
+    gap: Limit | None = None
 
     def limits(self) -> dict[str, float]:
         """The limits that are given, in seconds."""
@@ -81,11 +83,49 @@ class LengthsPart(Part):
         return self
 
 
+class TimeoutPart(Part):
+    """How long a client, or a gateway for it, waits for the first token and for all of an answer, from when the request
+    gets to the gateway; and how often it sends it again after that (`retries`): first after `backoff`, then twice as
+    long each time. `timeout: 60s` is `timeout: {total: 60s}`."""
+
+    first_token: Limit | None = None
+    total: Limit | None = None
+    retries: Annotated[int, Field(ge=0, le=20)] = 0
+    backoff: Time = 0.5
+
+    @model_validator(mode="after")
+    def _sense(self) -> TimeoutPart:
+        problems = []
+        if self.first_token is None and self.total is None:
+            problems.append(": nothing times out; give first_token, total or both, for example {first_token: 10s}")
+        elif self.first_token is not None and self.total is not None and self.first_token >= self.total:
+            first, total = duration_text(self.first_token), duration_text(self.total)
+            problems.append(f".first_token: {first} is not below total, {total}; the whole answer takes longer")
+        if "backoff" in self.model_fields_set and not self.retries:
+            problems.append(".backoff: nothing is sent again; give retries, or take it out")
+        if problems:
+            raise MistakeError(problems)
+        return self
+
+
+def _total(value: Any) -> Any:
+    return value if value is None or isinstance(value, dict | TimeoutPart) else {"total": value}
+
+
+Timeout = Annotated[TimeoutPart, BeforeValidator(_total)]
+
+
+class NetworkPart(Part):
+    """Between clients and the gateway: `latency`, there and back; half of it each way."""
+
+    latency: Time
+
+
 class ClassPart(Part):
     """Requests of one kind: their share of all (by `weight`), their lengths, how many samples of its prompt each asks
     for (`n`), an SLO instead of the scenario's, their priority (the lowest goes first, if the engine's
-    `scheduling_policy` is priority), the share of their output that is `reasoning`, and the model that they ask for
-    where pools serve several."""
+    `scheduling_policy` is priority), the share of their output that is `reasoning`, a `timeout` and a `network` instead
+    of the workload's, and the model that they ask for where pools serve several."""
 
     name: Annotated[str, Field(min_length=1)]
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
@@ -94,6 +134,8 @@ class ClassPart(Part):
     slo: SloPart | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     reasoning: Share | None = None
+    timeout: Timeout | None = None
+    network: NetworkPart | None = None
     model: Annotated[str, known_model] | None = None
 
 
@@ -140,22 +182,23 @@ KINDS: dict[str, tuple[set[str], set[str]]] = {
     "trace": (
         set(),
         {"format", "block_tokens", "spread", "shared_prefix", "window", "sample", "rate_scale", "jitter",
-         "num_requests", "prompt_scale", "output_scale", "max_prompt", "max_output", "over_long", "turns"},
+         "num_requests", "prompt_scale", "output_scale", "max_prompt", "max_output", "over_long", "turns", "hold_kv"},
     ),
     "closed_loop": ({"num_requests"}, {"lengths", "classes"}),
     "prometheus": ({"num_requests"}, {"arrivals"}),
     "servegen": (set(), {"num_requests"}),
-    "sessions": ({"num_sessions"}, set()),
-    "mix": (set(), {"num_requests", "num_sessions", "rate"}),
+    "sessions": ({"num_sessions"}, {"hold_kv"}),
+    "mix": (set(), {"num_requests", "num_sessions", "rate", "hold_kv"}),
     "arrivals": ({"num_requests"}, {"lengths", "classes"}),
 }  # fmt: skip
 """What a workload can be made of -> (keys that must, keys that may stand beside it). The first one there decides."""
-ANYWHERE = {"max_tokens", "n", "priority", "reasoning", "timeout"}
+ANYWHERE = {"max_tokens", "n", "network", "priority", "reasoning", "timeout"}
 
 
 class WorkloadPart(Part):
-    """What arrives: one of KINDS, the keys that belong to it, and how long clients wait. n: samples of each prompt, as
-    vLLM and OpenAI name them. reasoning: the share of every output that comes before its answer."""
+    """What arrives: one of KINDS, the keys that belong to it, how long clients wait and how far they are. n: samples of
+    each prompt, as vLLM and OpenAI name them. reasoning: the share of every output that comes before its answer.
+    hold_kv: for how long the engine holds a turn's KV for the next one, whatever others need."""
 
     trace: str | None = None
     format: Format | None = None
@@ -185,7 +228,9 @@ class WorkloadPart(Part):
     rate: Factor | None = None
     max_tokens: Cap | None = None
     n: Samples = 1
-    timeout: Limit | None = None
+    timeout: Timeout | None = None
+    network: NetworkPart | None = None
+    hold_kv: Limit | None = None
     priority: PriorityPart | None = None
     reasoning: Share | None = None
 

@@ -57,6 +57,7 @@ class Bootstrapped(HandOver):
         whole.first_step, whole.last_step = part.first_step, part.last_step
         whole.sent_s, whole.queued_s = reading.sent_s, reading.queued_s
         whole.scheduled_s, whole.cached_tokens = reading.scheduled_s, reading.cached_tokens
+        whole.read = reading.read + (part.read if part is not reading else 0)
         whole.preemptions = part.preemptions
         return whole.output_tokens if part.outcome in REJECTED else tokens
 

@@ -34,6 +34,7 @@ class PoolFacts:
     ranks: int = 1
     peaks: AtPeaks | None = None
     tiers: tuple[str, ...] = ()
+    stream_interval: int = 1  # output tokens of a message to a client
 
     @property
     def block_bytes(self) -> int:

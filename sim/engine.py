@@ -22,11 +22,11 @@ import numpy as np
 
 from sim.gaps import Gaps
 from sim.polls import Polls
-from sim.request import NEVER, Request
+from sim.request import NEVER, Hold, Request
 from sim.schedulers import Scheduler
 from sim.speculative import SpeculativeDecodes, Verified
 from sim.state import Batch, State
-from sim.steplog import CANCELLED, LENGTH, STEP_COLUMNS, STOP, Log
+from sim.steplog import CANCELLED, EXPIRED, GIVEN_UP, LENGTH, RESUMED, STEP_COLUMNS, STOP, Log
 
 if TYPE_CHECKING:
     from sim.offload import TieredCache
@@ -65,6 +65,7 @@ class Engine:
         self._cancelled: list[Request] = []  # given up since the last plan
         self._prompts: list[Request] = []  # complete since the last step, and not yet kept for others
         self._polls = Polls(2 if asynchronous else 1)
+        self._expired: deque[Request] = deque()  # held for long enough, and not yet let go
         self._waiting = 0  # requests in the queue once the run in progress was planned
         self.lost_preemptions = 0
         """By plans that left nothing to compute, and so have no row in the log: they go into the next one."""
@@ -90,7 +91,8 @@ class Engine:
             self._tiered.begin_s = now
         batch, single = self._plan(planned_s)
         lost, copied = list[Request](), 0
-        while batch.empty and (single or batch.preempted or self._look_again()):  # an empty step takes no time
+        # An empty step takes no time.
+        while batch.empty and (single or batch.preempted or self._look_again() or self._give_up_a_hold(now)):
             lost += batch.preempted
             copied += batch.copied_blocks
             if state.windows is not None or state.drafting is not None:
@@ -107,6 +109,9 @@ class Engine:
             chunks = []
             for request, tokens, context in batch.chunks:
                 chunks.append((tokens, context))
+                if request.outcome == CANCELLED:
+                    self._log.in_vain += tokens
+                request.read += tokens
                 if request.scheduled_s != request.scheduled_s:
                     request.scheduled_s = now
             single = True
@@ -129,11 +134,15 @@ class Engine:
         state, polls = self.state, self._polls
         if polls and not self._async:
             self._hear()
+        if self._expired:
+            self._expire(planned_s)
         if self._tiered is not None:
             self._tiered.now_s = planned_s
         batch = self._scheduler.plan(state)
         if self._tiered is not None:
             self._offload(batch, self._tiered)
+        if state.resumed:
+            self._log_resumed(planned_s)
         self._unread = 0 if batch.chunks or batch.joins else (self._unread + 1) % self._every
         if batch.pulls and self._on_pull is not None:
             for request, found in batch.pulls:
@@ -147,7 +156,36 @@ class Engine:
             polls.launch()
             more = more or bool(polls)
         self._left_out(batch)
-        return batch, more
+        return batch, more or bool(self._expired)
+
+    def _held(self, request: Request, hold: Hold) -> None:
+        """Its KV is held from now on."""
+
+    def _expire(self, planned_s: float) -> None:
+        """Let go what was to be held until then."""
+        while self._expired and (request := self._expired[0]).hold_ends_s <= planned_s:
+            self._expired.popleft()
+            self._let_go(request, request.hold_ends_s, EXPIRED)
+
+    def _let_go(self, request: Request, now: float, why: int) -> None:
+        assert request.hold is not None
+        if self.state.holds.get(request.hold.next) is request:
+            self.state.let_go(request)
+            self._log.hold(self.index, request, self.state.kv.blocks(request.computed), now, why)
+
+    def _log_resumed(self, now: float) -> None:
+        state = self.state
+        for request in state.resumed:
+            self._log.hold(self.index, request, state.kv.blocks(request.computed), now, RESUMED)
+        state.resumed.clear()
+
+    def _give_up_a_hold(self, now: float) -> bool:
+        """With requests waiting and nothing to do for it, an engine lets go what it would hold for the shortest time
+        from now on. Whether there was any."""
+        if not self.state.waiting or not self.state.holds:
+            return False
+        self._let_go(min(self.state.holds.values(), key=lambda request: request.hold_ends_s), now, GIVEN_UP)
+        return True
 
     def _offload(self, batch: Batch, cache: TieredCache) -> None:
         """A plan with tiers was made: what it computes is offered to them, what it loads is on its way."""
@@ -339,6 +377,8 @@ class Engine:
             if request.finished:
                 known = request.prompt_tokens + request.output_tokens - 1
                 state.release(request, known if state.drafting is None or self._async else request.landed)
+                if request.hold is not None:
+                    self._held(request, request.hold)
             elif not request.over:
                 state.kv.keep(request, request.target)
         self._prompts.clear()

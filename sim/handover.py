@@ -65,6 +65,12 @@ class HandOver:
         """The one that a replica has now."""
         return (self.answering or self.reading,)
 
+    @property
+    def begun(self) -> bool:
+        """The client has its first token."""
+        part = self.reading if self._desk.split.first_token == "prefill" else self.answering
+        return part is not None and part.first_token_s == part.first_token_s
+
     def record(self, part: Request, tokens: int) -> int:
         """A part is over, which yielded `tokens`. Returns what the client received if the request is over, else -1."""
         if part is self.reading and part.finished and part.kept:
@@ -79,6 +85,7 @@ class HandOver:
         whole.finish_s, whole.first_step, whole.last_step = part.finish_s, part.first_step, part.last_step
         whole.sent_s, whole.queued_s = reading.sent_s, reading.queued_s
         whole.scheduled_s, whole.cached_tokens = reading.scheduled_s, reading.cached_tokens
+        whole.read = reading.read + (part.read if part is not reading else 0)
         whole.preemptions = reading.preemptions + (part.preemptions if part is not reading else 0)
         early = self._desk.split.first_token == "prefill"
         whole.first_token_s = (reading if early else part).first_token_s

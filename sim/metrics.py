@@ -2,13 +2,17 @@
 
 Definitions (those of `vllm bench serve` where it has the metric):
 
-- TTFT: first token - arrival. E2E: last token - arrival. Queue time: start of the request's first step - arrival.
+- TTFT: first token - arrival. E2E: last token - arrival. Arrival is when the client first sends the request, and tokens
+  come when the client has them: the network there and back is in both, and so is what earlier tries took.
+- Queue time: start of the request's first step - arrival of its last try at the gateway.
 - TPOT: (E2E - TTFT) / (output tokens - 1), per request; undefined for one output token, and then left out.
 - A request for several samples of one prompt is one request: TTFT to the first token of any, E2E to the last of all,
   output tokens those of all together, prompt tokens counted once; in its TPOT the output tokens are those of one.
 - ITL: time between two consecutive tokens of a request; one value a token after the first.
 - Throughput: finished requests, and their tokens, over `duration`: from time 0 to the last token.
-- Goodput: finished requests that meet every limit of the SLO, per second; an undefined TPOT meets a TPOT limit.
+- Gap: time between two consecutive messages of a request's stream: tokens, unless the server streams less often.
+- Goodput: finished requests that meet every limit of the SLO, per second; an undefined TPOT meets a TPOT limit, and a
+  request meets a limit on gaps if none of its gaps is longer.
 - Percentiles interpolate linearly (numpy's default). Standard deviations are of the population.
 """
 
@@ -26,6 +30,9 @@ PERCENTILES = (50, 90, 99)
 MANY_STEPS = 2_000_000
 """Above this many logged steps, runs of steps are cut into that many pieces in all for the ITL distribution; each piece
 stands for its steps with their mean duration."""
+
+SAME_S = 1e-9
+"""Seconds by which a gap may be over a limit and still meet it: the rounding of times."""
 
 GROWTH_LIMIT = 0.03
 """Share of arrivals that pile up, above which a run counts as saturated."""
@@ -75,19 +82,24 @@ class Distribution:
         return out
 
 
+def arrived_s(requests: Mapping[str, Floats]) -> Floats:
+    """When the last try of each request got to the gateway."""
+    return requests["arrival_s"] + requests["retried_s"] + requests["network_s"] / 2
+
+
 def queue_s(requests: Mapping[str, Floats]) -> Floats:
     """Wait for the first step, per finished request."""
-    return requests["scheduled_s"] - requests["arrival_s"]
+    return requests["scheduled_s"] - arrived_s(requests)
 
 
 def ttft_s(requests: Mapping[str, Floats]) -> Floats:
     """Time to first token, per finished request."""
-    return requests["first_token_s"] - requests["arrival_s"]
+    return requests["first_token_s"] - requests["arrival_s"] + requests["network_s"] / 2
 
 
 def e2e_s(requests: Mapping[str, Floats]) -> Floats:
     """Arrival to last token, per finished request."""
-    return requests["finish_s"] - requests["arrival_s"]
+    return requests["finish_s"] - requests["arrival_s"] + requests["network_s"] / 2
 
 
 def tpot_s(requests: Mapping[str, Floats]) -> Floats:
@@ -123,12 +135,19 @@ def _gaps(steps: Mapping[str, Floats], total: int) -> tuple[Floats, Floats]:
     return first[row] + slope[row] * (begin + end - 1) / 2, gaps[rows][row] * (end - begin)
 
 
-def meets(requests: Mapping[str, Floats], slo: Mapping[str, float]) -> npt.NDArray[np.bool_]:
-    """Per finished request, whether it meets every limit of `slo` (`ttft`, `tpot`, `e2e` in seconds, inclusive)."""
+def meets(
+    requests: Mapping[str, Floats], slo: Mapping[str, float], longest_gap_s: Floats | None = None
+) -> npt.NDArray[np.bool_]:
+    """Per finished request, whether it meets every limit of `slo` (`ttft`, `tpot`, `e2e`, and `gap` if they are given,
+    in seconds, inclusive)."""
     good = np.ones(len(requests["id"]), dtype=bool)
     measures = {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}
     for name, limit in slo.items():
-        good &= ~(measures[name](requests) > limit)  # NaN (no TPOT) is not over the limit
+        if name == "gap":
+            assert longest_gap_s is not None
+            good &= ~(longest_gap_s > limit + SAME_S)
+        else:
+            good &= ~(measures[name](requests) > limit)  # NaN (no TPOT) is not over the limit
     return good
 
 

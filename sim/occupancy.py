@@ -75,7 +75,7 @@ def handed_over(requests: Table, transfers: Table) -> dict[str, Any]:
     """What the hand-overs of a run took: of each of STAGES that lies before the first token, `*_ms`; and what moved."""
     transfers = _last(transfers)
     rows = requests.take(np.searchsorted(requests["id"], transfers["id"]))
-    rows_and = {name: rows[name] for name in ("arrival_s", "scheduled_s", "first_token_s")}
+    rows_and = {"arrival_s": metrics.arrived_s(rows)} | {name: rows[name] for name in ("scheduled_s", "first_token_s")}
     times = rows_and | {name: transfers[name] for name in ("read_s", "reserved_s", "start_s", "end_s")}
     early = bool((times["first_token_s"] < times["end_s"]).any())
     stages = BOOTSTRAPPED if bool((times["reserved_s"] < times["read_s"]).any()) else STAGES
@@ -118,11 +118,14 @@ def _waits(replicas: range, requests: Table, done: Table, transfers: Table) -> F
     for side in ("prefill_replica", "decode_replica"):
         moved = mine(side)
         rows = requests.take(np.searchsorted(requests["id"], moved["id"]))
-        first = moved["reserved_s"] < moved["read_s"]  # the decode side reserves before the prompt is read
+        first, arrived_s = (
+            moved["reserved_s"] < moved["read_s"],
+            metrics.arrived_s(rows),
+        )  # the decode side reserves first
         if side == "prefill_replica":
-            waits.append(rows["scheduled_s"] - np.where(first, moved["reserved_s"], rows["arrival_s"]))
+            waits.append(rows["scheduled_s"] - np.where(first, moved["reserved_s"], arrived_s))
         else:
-            waits.append(moved["reserved_s"] - np.where(first, rows["arrival_s"], moved["read_s"]))
+            waits.append(moved["reserved_s"] - np.where(first, arrived_s, moved["read_s"]))
     found = np.concatenate(waits)
     return found[~np.isnan(found)]
 

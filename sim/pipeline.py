@@ -195,7 +195,10 @@ class Pipeline(Replica):
         cohort.surplus, cohort.waiting = self._surplus, len(self.state.waiting)
         tokens_s = now if batch.decodes > late else planned_s
         cohort.start_s, cohort.end_s = self._price(cohort.chunks, batch, planned_s, tokens_s)
-        for request, _, _ in batch.chunks:
+        for request, tokens, _ in batch.chunks:
+            if request.outcome == CANCELLED:
+                self._log.in_vain += tokens
+            request.read += tokens
             if request.scheduled_s != request.scheduled_s:
                 request.scheduled_s = cohort.start_s
         return True, False

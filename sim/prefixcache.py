@@ -25,6 +25,10 @@ Path = Sequence[tuple[int, int]]
 index of the block at which it ends. Who shares a stretch shares all before it, and may end within it."""
 
 
+TRIES = 2**50
+"""More than the numbers of requests, and of their samples, are."""
+
+
 class Run:
     """Blocks of one sequence, `start` to before `end` by index, which share their fate: held by the same `holders`
     running requests, or next to each other in the queue. `content` None: nobody will look for them; they are numbered
@@ -284,8 +288,8 @@ class PrefixCache(KVCache):
 
 
 def own_content(request: Request) -> int:
-    """The content that nobody else has: what follows in its prompt, and its output."""
-    return -1 - request.id
+    """The content that nobody else has: what follows in its prompt, and its output; no other try of it either."""
+    return -1 - request.id - (0 if request.trip is None else request.trip.tries * TRIES)
 
 
 def parts(held: list[tuple[Run, int]]) -> list[Run]:

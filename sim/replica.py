@@ -16,10 +16,10 @@ from sim.clock import ARRIVAL, At, Clock
 from sim.engine import NOBODY, Engine
 from sim.quiet import quiet_run, quiet_run_of_windows, verified_run
 from sim.rejection import rejection_of
-from sim.request import Request
+from sim.request import Hold, Request
 from sim.schedulers import Scheduler
 from sim.state import State
-from sim.steplog import CANCELLED, UNFINISHED, Log
+from sim.steplog import CANCELLED, GIVEN_UP, UNFINISHED, Log
 
 if TYPE_CHECKING:
     from calibrate.cost import DraftCost, StepCost
@@ -130,6 +130,17 @@ class Replica(Engine):
 
         self._clock.call_at(end_s, there, ARRIVAL)
 
+    def _held(self, request: Request, hold: Hold) -> None:
+        self._clock.call_at(request.hold_ends_s, lambda _: self._hold_ends(request), ARRIVAL)
+
+    def _hold_ends(self, request: Request) -> None:
+        """The next plan that can know of it lets it go."""
+        self._expired.append(request)
+        if self.batch is None:
+            self._expire(request.hold_ends_s)
+        else:
+            self._cut(self._seen_after(request.hold_ends_s))
+
     def _wake_up(self, now: float) -> None:
         if self._wake is None:
             self._wake = self._clock.call_at(now, self._on_wake)
@@ -164,6 +175,8 @@ class Replica(Engine):
         if done:
             self._ends_s = self._ends_s[:done]
             self.finish_run()
+        for held in list(self.state.holds.values()):
+            self._let_go(held, now, GIVEN_UP)
         lost = [(request, self._received(request, 0)) for request in self.requests if not request.over]
         self.batch = self._wake = None
         return lost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sim.steplog import FINISHED
@@ -21,14 +22,35 @@ IN_FLIGHT = -1
 NEVER = 2**62
 
 
+@dataclass(slots=True)
+class Trip:
+    """How a request came to the gateway: when its client first sent it, the seconds there and back, how long after its
+    first try this one was sent, and how many were before it; `again`: it is given up, and will be sent once more."""
+
+    since_s: float
+    network_s: float
+    retried_s: float = 0.0
+    tries: int = 0
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The KV of a request that has ended stays, for `seconds` at most, for the request with the number `next`."""
+
+    seconds: float
+    next: int
+
+
 class Request:
     """One request: what the client sent, and where it stands in its replica.
 
-    What the client sent: `arrival_s`, `prompt_tokens`, `max_tokens` (its cap, which a scheduler may see) and
-    `output_tokens` (the true length, which only the end of the request reveals: no policy may read it); `priority`, of
-    which less goes first where the policy looks at it; how many `samples` of its prompt, of which the engine sees each
-    as a request `of` all of them. Where one replica reads prompts and another answers, each of them sees a request of
-    its own: the one whose KV is `kept` for the other when it ends, and the one that `pulls` it.
+    What the client sent: `arrival_s` (when this try got to the gateway; `trip` says how, unless it was there at once),
+    `prompt_tokens`, `max_tokens` (its cap, which a scheduler may see) and `output_tokens` (the true length, which only
+    the end of the request reveals: no policy may read it); `priority`, of which less goes first where the policy looks
+    at it; how many `samples` of its prompt, of which the engine sees each as a request `of` all of them. Where one
+    replica reads prompts and another answers, each of them sees a request of its own: the one whose KV is `kept` for
+    the other when it ends, and the one that `pulls` it.
 
     KV tokens of a decoding request are not stored but derived: before decode step `j` it has `j + kv_offset` tokens in
     KV, so that nothing is touched per step. `computed` holds them at all other times.
@@ -55,6 +77,7 @@ class Request:
         "first_token_s",
         "gap_from_s",
         "held",
+        "hold",
         "id",
         "joined",
         "junction",
@@ -64,6 +87,7 @@ class Request:
         "lag_step",
         "landed",
         "last_step",
+        "late",
         "max_tokens",
         "node",
         "of",
@@ -76,6 +100,7 @@ class Request:
         "pulls",
         "queued_s",
         "reach",
+        "read",
         "read_from",
         "replica",
         "reserved_tokens",
@@ -91,6 +116,7 @@ class Request:
         "target",
         "there",
         "ticket",
+        "trip",
         "verified",
     )
 
@@ -152,8 +178,12 @@ class Request:
         self.finish_step = -1  # the decode step that yields the last token; known once decoding starts
         self.last_step = -1  # the step that yielded it
         self.preemptions = 0
+        self.read = 0  # tokens that steps with prompts have computed for it, up to and with the one in progress
         self.cached_tokens = 0  # of its prompt, found in a prefix cache when it was first admitted
         self.reserved_tokens = 0  # of a cache that reserves: for how many it has had blocks since its admission
+        self.trip: Trip | None = None
+        self.hold: Hold | None = None
+        self.late = False  # given up because its first token was not there in time
         self.path: Path | None = None  # of a prefix cache: what its prompt begins with
         self.node: Node | None = None  # of a radix cache: the last one that it locks, all before it too
         self.held: list[tuple[Run, int]] = []  # of a prefix cache: its leading blocks that somebody may look for
@@ -170,16 +200,27 @@ class Request:
 
     def restart(self, now: float) -> None:
         """It was lost with its replica, and begins anew at `now`; when it arrived does not change."""
+        trip, hold = self.trip, self.hold
         Request.__init__(
             self, self.id, self.arrival_s, self.prompt_tokens, self.output_tokens, self.max_tokens, self.priority,
             self.samples,
         )  # fmt: skip
-        self.entered_s = now
+        self.entered_s, self.trip, self.hold = now, trip, hold
 
     def registered(self, tokens: int, step: int) -> int:
         """How many of the `tokens` tokens that it has in KV after the plan of `step`, its last one, a prefix cache can
         know: in asynchronous engines the newest one is still in flight when the next is planned."""
         return tokens - (step >= self.lag_step)
+
+    @property
+    def begun(self) -> bool:
+        """Its client has its first token."""
+        return self.first_token_s == self.first_token_s if self.of is None else self.of.begun
+
+    @property
+    def hold_ends_s(self) -> float:
+        """Until when its KV is held, once it is over."""
+        return self.finish_s + (self.hold.seconds if self.hold is not None else 0.0)
 
     @property
     def over(self) -> bool:

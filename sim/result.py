@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,17 @@ from sim.occupancy import handed_over, occupancy, pool_summaries, stage_shares
 from sim.presence import Presence
 from sim.spent import Spent
 from sim.steplog import CANCELLED, FINISHED, OUTCOMES, REJECTED, UNFINISHED, Log, Table
-from sim.streams import Streams
-from sim.summary import accepted_drafts, came_and_went, class_summary, found_in_cache, recomputed
+from sim.streamed import Streamed
+from sim.summary import (
+    accepted_drafts,
+    came_and_went,
+    class_summary,
+    found_in_cache,
+    given_up,
+    held,
+    over_limit,
+    recomputed,
+)  # fmt: skip
 from sim.tier_use import tier_summary
 
 if TYPE_CHECKING:
@@ -63,6 +71,8 @@ class Result:
         self._transfers = log.transfers.table()
         self._changes = log.changes.table()
         self._losses = log.losses.table()
+        self._holds = log.holds.table()
+        self._given_up, self._in_vain = log.given_up.table(), log.in_vain
         self._stages = log.stages.table()
         self._drafts = log.drafts.table()
         self._loads, self._tiers = log.loads.table(), log.tiers.table()
@@ -75,13 +85,11 @@ class Result:
 
     @cached_property
     def requests(self) -> pl.DataFrame:
-        """A row a request that is over, by id.
-
-        `status` finished, cancelled, rejected, failed or unfinished, `reason` as in `sim.steplog.OUTCOMES`; `queue_s`,
-        `ttft_s`, `tpot_s`, `e2e_s` and the times they come from in seconds, null where they do not exist;
-        `first_step` and `last_step` count the replica's steps. A cancelled request has its end in `finish_s`, and like
-        an unfinished one what its client received in `output_tokens`. `samples` of one prompt are one row, with the
-        tokens of all.
+        """A row a request that is over, by id: `status` finished, cancelled, rejected, failed or unfinished, `reason`
+        as in `sim.steplog.OUTCOMES`; `queue_s`, `ttft_s`, `tpot_s`, `e2e_s` and the times they come from in seconds,
+        null where they do not exist; `gaps_over_slo` where there is a limit on gaps; `first_step` and `last_step` count
+        the replica's steps. A cancelled request has its end in `finish_s`, and like an unfinished one what its client
+        received in `output_tokens`. `samples` of one prompt are one row, with the tokens of all.
         """
         import polars as pl
 
@@ -89,8 +97,9 @@ class Result:
 
     def _request_frames(self) -> Iterator[pl.DataFrame]:
         more, done = {"longest_gap_s": self._of_all(self.longest_gaps)}, 0
-        if self.reasoning is not None:
-            more["first_answer_s"] = self._of_all(self.first_answers_s)
+        for name, known in (("first_answer_s", self.reasoning), ("gaps_over_slo", self.gaps_over_slo)):
+            if known is not None:
+                more[name] = self._of_all(self.first_answers_s if known is self.reasoning else known)
         for rows in self._rows.blocks():
             named = None if self.classes is None else np.array(self.classes.names)[self.classes.of(rows)]
             count = len(rows["id"])
@@ -112,8 +121,8 @@ class Result:
 
     @cached_property
     def replicas(self) -> pl.DataFrame:
-        """A row for each change of a replica, where some come or go: `time_s`, `replica`, `pool`, `change` (as in
-        `sim.steplog.CHANGES`), and how many `requests` a failure took."""
+        """A row for each change of a replica: `time_s`, `replica`, `pool`, `change` (as in `sim.steplog.CHANGES`), and
+        how many `requests` a failure took."""
         return tables.change_frame(self._changes, self.deployment)
 
     @cached_property
@@ -157,18 +166,32 @@ class Result:
         return self._steps.blocks()
 
     @cached_property
+    def _streamed(self) -> Streamed:
+        return Streamed(self._finished, self._steps, self._gaps, self.deployment, bool(self._stages.height))
+
+    @property
     def itl(self) -> Distribution:
-        """The distribution of the time between consecutive tokens, in seconds, over all requests."""
-        return metrics.itl(list(self._steps.blocks()), self._gaps)
+        """The distribution of the time between consecutive messages of a stream, in seconds: see `Streamed`."""
+        return self._streamed.itl
 
-    @cached_property
+    def itl_within(self, edges_s: Floats) -> list[Distribution]:
+        """The same of each of the spans between edges [n + 1]."""
+        return self._streamed.itl_within(edges_s)
+
+    @property
     def longest_gaps(self) -> Floats:
-        """float64[finished], by id: see `Streams`; of pipelines, whose batches take turns, all NaN."""
-        return np.full(self.finished, np.nan) if self._stages.height else self._streams.longest_gaps()
+        """float64[finished], by id: see `Streams`."""
+        return self._streamed.longest_gaps
 
     @cached_property
-    def _streams(self) -> Streams:
-        return Streams(self._finished, self._steps, self._gaps)
+    def gaps_over_slo(self) -> Floats | None:
+        """float64[finished], by id: how many gaps of each are over its limit; NaN where it has none, or they are not
+        known; None where nobody has a limit on gaps."""
+        classes, limits_s = self.classes, np.full(self.finished, self.slo.get("gap", np.nan))
+        if classes is not None:
+            own = [classes.slo.get(name, self.slo).get("gap", np.nan) for name in classes.names]
+            limits_s = np.array(own)[classes.of(self._finished)]
+        return None if np.isnan(limits_s).all() else self._streamed.over(limits_s)
 
     @cached_property
     def first_answers_s(self) -> Floats:
@@ -180,27 +203,21 @@ class Result:
         share = self.reasoning[done["id"].astype(np.int64)]
         tokens = done["output_tokens"].astype(np.int64)
         number = np.minimum(np.floor(share * tokens).astype(np.int64) + 1, tokens)
-        if self._stages.height:
-            number = np.where((number == 1) | (number == tokens), number, 0)
-            times = np.where(number == 1, done["first_token_s"], np.where(number == 0, np.nan, done["finish_s"]))
-        else:
-            times = self._streams.token_s(number)
-        return times - done["arrival_s"]
-
-    def itl_within(self, edges_s: Floats) -> list[Distribution]:
-        """The same of each of the spans between edges [n + 1], of the rows of the log that begin in it."""
-        found = []
-        for start, end in pairwise(edges_s.tolist()):
-            steps, gaps = (
-                rows.where((rows[begun] >= start) & (rows[begun] < end))
-                for rows, begun in ((self._steps, "start_s"), (self._gaps, "since_s"))
-            )
-            found.append(metrics.itl([steps], gaps))
-        return found
+        return self._streamed.token_s(number) - done["arrival_s"] + done["network_s"] / 2
 
     def good(self) -> npt.NDArray[np.bool_] | None:
-        """bool[finished], by id: which requests meet their SLO; None where there is none."""
-        return self._good(self._finished) if self.slo or (self.classes and self.classes.slo) else None
+        """bool[finished], by id: which requests meet their SLO, their class's own or the one for all; None where there
+        is none."""
+        rows, classes = self._finished, self.classes
+        longest_gaps = None if self.gaps_over_slo is None else self.longest_gaps
+        if classes is None or not classes.slo:
+            return metrics.meets(rows, self.slo, longest_gaps) if self.slo else None
+        own = classes.of(rows)
+        good = np.zeros(len(own), dtype=bool)
+        for i, name in enumerate(classes.names):
+            mine = None if longest_gaps is None else longest_gaps[own == i]
+            good[own == i] = metrics.meets(rows.where(own == i), classes.slo.get(name, self.slo), mine)
+        return good
 
     @cached_property
     def spent(self) -> dict[str, dict[str, Any]]:
@@ -300,11 +317,15 @@ class Result:
         out |= Distribution.of(done["prompt_tokens"]).summary("input_tokens_per_request")
         out |= Distribution.of(done["output_tokens"]).summary("output_tokens_per_request")
         out["spent"] = self.spent["all"][""]
+        if self.gaps_over_slo is not None:
+            out |= over_limit(self.gaps_over_slo, self._streamed.counts())
         out["tpot_undefined"] = int(np.isnan(tpot).sum())
         out |= found_in_cache(self._rows, self.deployment)
         out |= self._occupancy(self._steps)
         out["preemptions"] = int(self._rows["preemptions"].sum())
-        out |= recomputed(self._rows, self._steps, out["preemptions"])
+        out |= recomputed(self._rows, self._steps, self._given_up, self._in_vain, out["preemptions"])
+        out |= given_up(self._given_up, self._in_vain, self._steps)
+        out |= held(self._holds, self._steps, self.deployment)
         out["gpus"] = self.deployment.gpus
         out["gpu_seconds"] = self.deployment.gpus * duration
         if self.presence is not None:
@@ -329,20 +350,12 @@ class Result:
             out |= tier_summary(self._rows, self._loads, self._tiers, self.deployment)
         return out
 
-    def _good(self, rows: Table) -> npt.NDArray[np.bool_]:
-        """Per finished request, whether it meets its SLO: its class's own, or the one for all."""
-        if self.classes is None or not self.classes.slo:
-            return metrics.meets(rows, self.slo)
-        own = self.classes.of(rows)
-        good = np.zeros(len(own), dtype=bool)
-        for i, name in enumerate(self.classes.names):
-            limits = self.classes.slo.get(name, self.slo)
-            good[own == i] = metrics.meets(rows.where(own == i), limits)
-        return good
-
     def _class_summary(self, name: str, index: int, classes: Classes) -> dict[str, Any]:
-        mine = self._rows.where(classes.of(self._rows) == index)
-        found = class_summary(mine, classes.slo.get(name, self.slo), self.duration_s)
+        mine, of = self._rows.where(classes.of(self._rows) == index), classes.of(self._finished) == index
+        met = self.good() if classes.slo.get(name, self.slo) else None
+        found = class_summary(mine, None if met is None else int(met[of].sum()), self.duration_s)
+        if self.gaps_over_slo is not None:
+            found |= over_limit(self.gaps_over_slo[of], self._streamed.counts()[of])
         return found | {"spent": self.spent["classes"][name]}
 
     def _occupancy(self, steps: Table) -> dict[str, Any]:

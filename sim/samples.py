@@ -42,6 +42,11 @@ class Samples:
         self.tokens = 0
         """What the client has of those that are over."""
 
+    @property
+    def begun(self) -> bool:
+        """The client has a token of one of them."""
+        return any(sample.first_token_s == sample.first_token_s for sample in self.all)
+
     def record(self, sample: Request, tokens: int) -> int:
         """One more sample is over, whose client received so many `tokens`. Returns those of all when it was the last,
         and `request` is over too; else -1."""
@@ -54,6 +59,7 @@ class Samples:
         whole.outcome = next((o for o in (UNFINISHED, CANCELLED) if o in outcomes), samples[0].outcome)
         whole.preemptions = sum(sample.preemptions for sample in samples)
         whole.cached_tokens = sum(sample.cached_tokens for sample in samples)
+        whole.read = sum(sample.read for sample in samples)
         if begun := [sample for sample in samples if sample.scheduled_s == sample.scheduled_s]:
             whole.scheduled_s = min(sample.scheduled_s for sample in begun)
         if answered := [sample for sample in begun if sample.first_step >= 0]:

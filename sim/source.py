@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from simpy import Event
 
-from sim.clock import ARRIVAL, GIVE_UP, Clock
+from sim.clients import Clients
+from sim.clock import ARRIVAL, Clock
 from sim.request import Request
 
 Floats = npt.NDArray[np.float64]
@@ -55,7 +56,10 @@ class Source(Protocol):
 class Requests:
     """What is to be submitted: n requests as columns of shape (n,).
 
-    `patience_s`: seconds after its arrival at which a client gives up (inf for never); None when none ever does.
+    `patience_s`, `first_token_s`: seconds after which a client gives up, and does without a first token (inf: never);
+    None when none ever does. `retries`: int64[n], how often it then sends the request again, first `backoff_s` later.
+    `network_s`: of the way to the gateway and back, half of it each. `hold_s`: how long the KV of each stays for its
+    `next_turn` (int64[n], -1: there is none) when it has ended.
     `priority`: int64[n], the least goes first where the scheduler looks at it; None when all are equal.
     `samples`: int64[n] samples of each prompt; None where all ask for one.
     """
@@ -66,6 +70,17 @@ class Requests:
     patience_s: Floats | None = None
     priority: Tokens | None = None
     samples: Tokens | None = None
+    first_token_s: Floats | None = None
+    retries: Tokens | None = None
+    backoff_s: Floats | None = None
+    network_s: Floats | None = None
+    hold_s: Floats | None = None
+    next_turn: Tokens | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Nobody gives up, all are where they are sent, and nothing is held for others."""
+        return all(each is None for each in (self.patience_s, self.first_token_s, self.network_s, self.hold_s))
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -76,39 +91,7 @@ def _rows(*columns: npt.NDArray[np.generic]) -> Iterator[tuple[float, ...]]:
         yield from zip(*(column[start : start + CHUNK].tolist() for column in columns), strict=True)
 
 
-class _Clients:
-    """What all sources share: the requests, the desk, and clients that lose patience."""
-
-    def __init__(self, requests: Requests) -> None:
-        self.total = len(requests)
-        self.unsent = 0
-        self._requests = requests
-
-    def _open(self, clock: Clock, desk: Desk) -> None:
-        self._clock = clock
-        self._desk = desk
-
-    def _send(self, id: int, now: float) -> None:
-        """Submit request `id` at `now`."""
-        r = self._requests
-        priority = 0 if r.priority is None else int(r.priority[id])
-        samples = 1 if r.samples is None else int(r.samples[id])
-        prompt, output, cap = int(r.prompt_tokens[id]), int(r.output_tokens[id]), int(r.max_tokens[id])
-        self._hand_in(Request(id, now, prompt, output, cap, priority, samples))
-
-    def _hand_in(self, request: Request) -> None:
-        self._desk.submit(request)
-        patience = self._requests.patience_s
-        if patience is not None and np.isfinite(patience[request.id]):
-            at = request.arrival_s + float(patience[request.id])
-            self._clock.call_at(at, lambda _: self._give_up(request), GIVE_UP)
-
-    def _give_up(self, request: Request) -> None:
-        if not request.over:
-            self._desk.cancel(request)
-
-
-class OpenLoop(_Clients):
+class OpenLoop(Clients):
     """Requests at given times (`arrival_s` float64[n], ascending), whatever the replicas do."""
 
     def __init__(self, arrival_s: Floats, requests: Requests) -> None:
@@ -119,7 +102,7 @@ class OpenLoop(_Clients):
         """One event an arrival time."""
         self._open(clock, desk)
         r = self._requests
-        hand_in = desk.submit if r.patience_s is None else self._hand_in
+        hand_in = desk.submit if r.plain else self._hand_in
         now = -1.0
         columns = [self._arrival_s, r.prompt_tokens, r.output_tokens, r.max_tokens]
         if r.priority is not None or r.samples is not None:
@@ -132,30 +115,40 @@ class OpenLoop(_Clients):
                 yield clock.at(now)
             hand_in(Request(id, now, *sent))  # type: ignore[arg-type]
 
-    def on_finish(self, request: Request, now: float) -> None:
+    def over(self, request: Request, now: float) -> None:
         """Nobody waits for the answer."""
 
 
-class Sessions(_Clients):
-    """Requests of which some follow the answer of another one: turns of sessions.
+class Sessions(Clients):
+    """Requests of which some follow the answers of others: turns of sessions.
 
     `arrival_s` float64[n]: when those that follow nobody arrive. `previous` int64[n]: the request that each one
-    follows, or -1. `think_s` float64[n]: seconds from that one's last token. A session ends with a turn that is
-    rejected or given up; its later turns are never sent.
+    follows, or -1; `joins` (int64[k], int64[k]): which requests wait for whom beside that. `think_s` float64[n]:
+    seconds from the last token of the last of these. A session ends with a turn that is rejected or given up; what
+    waits for it is never sent.
     """
 
-    def __init__(self, arrival_s: Floats, requests: Requests, previous: Tokens, think_s: Floats) -> None:
+    def __init__(
+        self, arrival_s: Floats, requests: Requests, previous: Tokens, think_s: Floats,
+        joins: tuple[Tokens, Tokens] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(requests)
         self._first = np.flatnonzero(previous < 0)
         self._first = self._first[np.argsort(arrival_s[self._first], kind="stable")]
         self._arrival_s = arrival_s
         self._think_s = think_s
-        self._next = np.full(len(requests), -1, dtype=np.int64)
-        followers = np.flatnonzero(previous >= 0)
-        self._next[previous[followers]] = followers
+        waits = np.flatnonzero(previous >= 0)
+        whom = previous[waits]
+        if joins is not None:
+            waits, whom = np.concatenate([waits, joins[0]]), np.concatenate([whom, joins[1]])
+        order = np.lexsort((waits, whom))
+        self._next = waits[order]  # who waits for each, at its bounds
+        self._bounds = np.searchsorted(whom[order], np.arange(len(requests) + 1))
+        self._lacks = np.bincount(waits, minlength=len(requests))  # answers that each still waits for; -1: unsent
+        self._heard_s = np.zeros(len(requests))  # the last one so far
 
     def start(self, clock: Clock, desk: Desk) -> Generator[Event, None, None]:
-        """The first turn of every session."""
+        """The first turn of every session that no other spawned."""
         self._open(clock, desk)
         now = -1.0
         for id, arrival_s in _rows(self._first, self._arrival_s[self._first]):
@@ -164,22 +157,39 @@ class Sessions(_Clients):
                 yield clock.at(now)
             self._send(int(id), now)
 
-    def on_finish(self, request: Request, now: float) -> None:
-        """Think, then send the next turn."""
-        follower = int(self._next[request.id])
-        if follower < 0:
-            return
-        if request.finished:
-            at = now + float(self._think_s[follower])
-            self._clock.call_at(at, lambda _: self._send(follower, at), ARRIVAL)
-            return
-        while follower >= 0:
-            self.total -= 1
-            self.unsent += 1
-            follower = int(self._next[follower])
+    def over(self, request: Request, now: float) -> None:
+        """Think, then send what waits for nobody else."""
+        for id in self._waiting(request.id):
+            if self._lacks[id] < 0:
+                continue
+            if not request.finished:
+                self._leave_out(id)
+                continue
+            self._lacks[id] -= 1
+            self._heard_s[id] = max(self._heard_s[id], now)
+            if not self._lacks[id]:
+                self._think(id, float(self._heard_s[id] + self._think_s[id]))
+
+    def _waiting(self, id: int) -> list[int]:
+        found: list[int] = self._next[self._bounds[id] : self._bounds[id + 1]].tolist()
+        return found
+
+    def _think(self, id: int, at: float) -> None:
+        self._clock.call_at(at, lambda _: self._send(id, at), ARRIVAL)
+
+    def _leave_out(self, id: int) -> None:
+        """It is not sent, nor is what waits for it."""
+        unsent = [id]
+        while unsent:
+            id = unsent.pop()
+            if self._lacks[id] >= 0:
+                self._lacks[id] = -1
+                self.total -= 1
+                self.unsent += 1
+                unsent += self._waiting(id)
 
 
-class ClosedLoop(_Clients):
+class ClosedLoop(Clients):
     """`concurrency` clients, each of which sends its next request `think_s` (float64[n], or 0) after its last answer.
 
     The first ones arrive at time 0; requests are taken in order.
@@ -198,7 +208,7 @@ class ClosedLoop(_Clients):
         for _ in range(self._concurrency):
             self._send_next(0.0)
 
-    def on_finish(self, request: Request, now: float) -> None:
+    def over(self, request: Request, now: float) -> None:
         """The client whose request this was sends its next one."""
         if self._sent == len(self._requests):
             return
@@ -212,4 +222,4 @@ class ClosedLoop(_Clients):
 
     def _send_next(self, now: float) -> None:
         self._sent += 1
-        self._send(self._sent - 1, now)
+        self._later(self._sent - 1, now)

@@ -1,11 +1,11 @@
 """Where TTFT and TPOT were spent: those of each finished request in parts, which add up to them.
 
-Until the first token: before a replica had the request, in its front end, in its engine's queue; and from its first
-step on in steps, whose time is divided as `sim.work` says it: into what its own prompt took (by its share of the prompt
-tokens in these steps), what those of others took, and what decodes took. Where it was handed over, the stages after
-that (`STAGES` of `sim.occupancy`); where KV comes from tiers, how long it waited for that. Between tokens: steps as far
-as they decode, and as far as they held prompts of others; and whole gaps in which it was preempted or left out of a
-step, or handed over.
+Until the first token: the network and earlier tries that were given up, where there are such; before a replica had the
+request, in its front end, in its engine's queue; and from its first step on in steps, whose time is divided as
+`sim.work` says it: into what its own prompt took (by its share of the prompt tokens in these steps), what those of
+others took, and what decodes took. Where it was handed over, the stages after that (`STAGES` of `sim.occupancy`); where
+KV comes from tiers, how long it waited for that. Between tokens: steps as far as they decode, and as far as they held
+prompts of others; and whole gaps in which it was preempted or left out of a step, or handed over.
 
 Derived once a run is over, a block of requests at a time.
 """
@@ -112,7 +112,7 @@ class Spent:
         own = done[OWN_PROMPTS] * scale * np.minimum(_ratio(tokens, done[TOKENS]), 1.0)
         decodes = (done[TOOK] - done[PROMPTS]) * scale
         parts = {
-            "no_replica": rows["sent_s"] - rows["arrival_s"],
+            "no_replica": rows["sent_s"] - metrics.arrived_s(rows),
             "front_end": rows["queued_s"] - rows["sent_s"],
             "queue": scheduled - rows["queued_s"],
             "prefill": own,
@@ -121,6 +121,8 @@ class Spent:
         }
         if self._waits is not None:
             self._take_loads(parts, rows)
+        outside = {"network": rows["network_s"], "earlier_tries": rows["retried_s"]}
+        parts |= {name: taken for name, taken in outside.items() if taken.any()}
         if there.any():
             late = there & (first > read)
             times = (read, np.fmax(handed.reserved_s, read), handed.start_s, handed.end_s, first)

@@ -95,13 +95,16 @@ class State:
     aggregates, which are the `windows` where the model has such; `pulling`, by their number, those whose KV is on its
     way, which have their blocks and no place, and those who wait for what one of these loads, which have neither;
     `loading`, those who have blocks for what they load and do not run yet; `awaiting`, by the number of one of these,
-    who waits for it; `kept`: how many are over whose blocks stay. A running request that is neither prefilling nor
-    decoding has finished and waits for its release (asynchronous scheduling).
+    who waits for it; `kept`: how many are over whose blocks stay. `holds`: by the number of the request for which it
+    stays, those that are over whose KV is pinned; `resumed`: of these, for whom that one has come since the list was
+    emptied. A running request that is neither prefilling nor decoding has finished and waits for its release
+    (asynchronous scheduling).
     """
 
     __slots__ = (
-        "_first", "_late", "awaiting", "by_priority", "decodes", "drafting", "kept", "kv", "loading", "prefilling",
-        "pulled_first", "pulling", "running", "step", "swapped", "tickets", "waiting", "windows",
+        "_first", "_late", "awaiting", "by_priority", "decodes", "drafting", "holds", "kept", "kv", "loading",
+        "prefilling", "pulled_first", "pulling", "resumed", "running", "step", "swapped", "tickets", "waiting",
+        "windows",
     )  # fmt: skip
 
     def __init__(
@@ -131,6 +134,8 @@ class State:
         self.loading: dict[int, Request] = {}
         self.awaiting: dict[int, list[Request]] = {}
         self.kept = 0
+        self.holds: dict[int, Request] = {}
+        self.resumed: list[Request] = []
         self.step = 0
         self.tickets = 0
         self._first = -1  # no ticket that was given out is below it
@@ -250,6 +255,9 @@ class State:
         else:
             self._grow_beyond(request, found, after + self.drafting.ahead(after), after)
         batch.chunks.append((request, tokens, known))
+        if self.holds and (held := self.holds.get(request.id)) is not None:
+            self.let_go(held)
+            self.resumed.append(held)
         if after != request.target:
             self.prefilling[ticket] = request
 
@@ -393,14 +401,23 @@ class State:
 
     def release(self, request: Request, registered: int) -> None:
         """A request that is over gives back its place and its blocks; a cache may keep those of `registered` tokens.
-        One whose KV is `kept` gives back its place only."""
+        One whose KV is `kept`, or held, gives back its place only."""
         del self.running[request.ticket]
         if request.kept:
             self.kept += 1
             self.kv.keep(request, request.computed)
+        elif request.hold is not None and request.finished:
+            self.holds[request.hold.next] = request
         else:
             held = request.computed if self.drafting is None else request.reach
             self.kv.release(request, held, registered, False)
+
+    def let_go(self, request: Request) -> None:
+        """What is held of a request that is over stays no longer than a cache keeps it."""
+        assert request.hold is not None
+        del self.holds[request.hold.next]
+        known = request.prompt_tokens + request.output_tokens - 1
+        self.kv.release(request, request.computed, min(request.computed, known), False)
 
     def give_back(self, request: Request) -> None:
         """What was `kept` of a request that is over is needed no more."""

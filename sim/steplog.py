@@ -45,7 +45,9 @@ STEP_COLUMNS = (
 REQUEST_COLUMNS = (
     "id",
     "replica",
-    "arrival_s",
+    "arrival_s",  # when its client sent it
+    "network_s",  # the way to the gateway and back, half of it each; the times below are those of the server
+    "retried_s",  # after how long the last try was sent, where clients give up and try again
     "sent_s",  # a replica's front end has it
     "queued_s",  # and its engine
     "scheduled_s",
@@ -63,6 +65,18 @@ REQUEST_COLUMNS = (
 )
 """Columns of a request row; `outcome` indexes OUTCOMES, times that do not exist are NaN. A cancelled request has its
 end in `finish_s`, and like an unfinished one the tokens that its client received in `output_tokens`."""
+
+GIVEN_UP_COLUMNS = ("id", "replica", "arrival_s", "end_s", "late", "again", "prompt_tokens", "output_tokens")
+"""Columns of the log of tries that clients gave up: when each got to the gateway, and its end; whether that was because
+the first token was not there in time (`late`), whether it is sent `again`; and what was computed for it: tokens in
+steps with prompts (again after a preemption), and those of the answer that its client received."""
+
+HOLD_COLUMNS = ("id", "replica", "start_s", "end_s", "blocks", "why")
+"""Columns of the log of KV that was held between turns: for so many blocks of a request, from its last token until it
+was let go, and why: an index of HOLDS."""
+HOLDS = ("resumed", "expired", "given_up")
+"""The next turn was admitted, the time was over, or nothing else could run (or the replica was gone)."""
+RESUMED, EXPIRED, GIVEN_UP = range(len(HOLDS))
 
 GAP_COLUMNS = ("id", "since_s", "end_s", "tokens")
 """Columns of the log of long gaps: times of two consecutive tokens of one request, how many tokens ended such a gap,
@@ -246,7 +260,8 @@ class Log:
     of pipelines, drafts, and the token gaps that are not as long as a step."""
 
     __slots__ = (
-        "changes", "drafts", "gaps", "loads", "losses", "requests", "stages", "steps", "tiers", "transfers",
+        "changes", "drafts", "gaps", "given_up", "holds", "in_vain", "loads", "losses", "requests", "stages", "steps",
+        "tiers", "transfers",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -254,6 +269,10 @@ class Log:
         self.requests = Rows(REQUEST_COLUMNS)
         self.gaps = Rows(GAP_COLUMNS)
         """Between tokens of one request with a preemption, or steps that it was left out of, between them."""
+        self.given_up = Rows(GIVEN_UP_COLUMNS)
+        self.holds = Rows(HOLD_COLUMNS)
+        self.in_vain = 0
+        """Tokens of steps with prompts that began when who asked for them had been given up: they had been planned."""
         self.transfers = Rows(TRANSFER_COLUMNS)
         self.changes = Rows(CHANGE_COLUMNS)
         self.losses = Rows(LOSS_COLUMNS)
@@ -267,6 +286,8 @@ class Log:
         self.steps.spill()
         self.requests.spill()
         self.gaps.spill()
+        self.given_up.spill()
+        self.holds.spill()
         self.transfers.spill()
         self.loads.spill()
 
@@ -281,6 +302,10 @@ class Log:
     def loss(self, *row: float) -> None:
         """A request was lost with its replica: LOSS_COLUMNS."""
         self.losses.extend(self.losses.pack(*row))
+
+    def hold(self, replica: int, request: Request, blocks: int, end_s: float, why: int) -> None:
+        """The KV of a request that is over is held no longer."""
+        self.holds.extend(self.holds.pack(request.id, replica, request.finish_s, end_s, blocks, why))
 
     def stage(self, *row: float) -> None:
         """What a pipeline stage did, in all: STAGE_COLUMNS."""
@@ -312,12 +337,21 @@ class Log:
             if tokens < 0:
                 return
             request = request.of.request
+        trip = request.trip
+        if request.outcome == CANCELLED:
+            again = trip is not None and trip.again
+            row = request.id, replica, request.arrival_s, request.finish_s, request.late, again, request.read
+            self.given_up.extend(self.given_up.pack(*row, tokens))
+            if again:
+                return
         rows = self.requests
         rows.extend(
             rows.pack(
                 request.id,
                 replica,
-                request.arrival_s,
+                request.arrival_s if trip is None else trip.since_s,
+                0.0 if trip is None else trip.network_s,
+                0.0 if trip is None else trip.retried_s,
                 request.sent_s,
                 request.queued_s,
                 request.scheduled_s,

@@ -22,6 +22,8 @@ APART, PREFIX, FP8 = "scenarios/split-70b.yaml", "scenarios/prefix-routing.yaml"
 REASON, FP8_BOTH = "scenarios/reasoning.yaml", "engine.quantization=fp8 engine.kv_cache_dtype=fp8"
 DRAFTS, PLAIN = "scenarios/speculative.yaml", "engine.speculative_config=null"
 TIERS, STORE = "scenarios/kv-tiers.yaml", "cluster.kv_tiers.0.kind=remote cluster.kv_tiers.0.link="
+TIMEOUTS = "scenarios/timeouts.yaml"
+SUBS, MORE = "scenarios/sub-agents.yaml", "workload.sessions.arrivals.rate=0.05"
 LONG, FIVE = "scenarios/long-prompts.yaml", "scenarios/five-engines.yaml"
 STEADY = 'workload.arrivals={"kind":"gamma","rate":5.53,"cv":1.09}'
 WHOLE = 'cluster.pools=[{"gpu":"h100-sxm","tp":2,"replicas":4}] cluster.split=null'
@@ -206,6 +208,22 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (REASON, "", "p99_first_answer_ms", "(p99 {80} s)", 1e3),
     (REASON, f"{FP8_BOTH}", "mean_first_answer_ms", "make it {14.3} s", 1e3),
     (REASON, "cluster.replicas=2", "mean_first_answer_ms", "instead, {18.3} s", 1e3),
+    (SUBS, "", "prefix_cache_hit_rate", "read: {94} %", 0.01),
+    (SUBS, "", "mean_ttft_ms", "comes after {0.38} s", 1e3),
+    (SUBS, "engine.enable_prefix_caching=false", "mean_ttft_ms", "cache it is {108} s", 1e3),
+    (SUBS, "cluster.replicas=2", "prefix_cache_hit_rate", "twice ({90} %", 0.01),
+    (SUBS, "cluster.replicas=2", "mean_ttft_ms", "%, {0.25} s)", 1e3),
+    (SUBS, "cluster.replicas=2 cluster.router=session-affinity", "mean_ttft_ms", "they do not ({0.20} s)", 1e3),
+    (SUBS, "workload.hold_kv=30s", "kv_pinned_fraction", "pins {20} % of the cache", 0.01),
+    (SUBS, "workload.hold_kv=30s", "mean_ttft_ms", "nothing, {0.38} s", 1e3),
+    (SUBS, MORE, "mean_ttft_ms", "s, not {30.3}", 1e3),
+    (SUBS, f"{MORE} workload.hold_kv=30s", "mean_ttft_ms", "who run: {33.2} s", 1e3),
+    (TIMEOUTS, "", "timeout_retries", "{3,520} tries", 1),
+    (TIMEOUTS, "", "vain_fraction", "{70} % of the tokens", 0.01),
+    (TIMEOUTS, "", "slo_attainment", "and {34} % of the requests", 0.01),
+    (TIMEOUTS, "workload.timeout.retries=0 workload.timeout.backoff=null", "slo_attainment", "were {67} %", 0.01),
+    (TIMEOUTS, "cluster.limits.outstanding=100", "slo_attainment", "short: {69} %", 0.01),
+    (TIMEOUTS, "cluster.replicas=2", "slo_attainment", "H100: {89} %", 0.01),
     (OWN, "", "slo_attainment", "{93} % instead", 0.01),
     (OWN, "engine.scheduler=null", "slo_attainment", "of {88} %", 0.01),
     (OWN, "", "p90_ttft_ms", "TTFT p90 {0.78} instead", 1e3),

@@ -74,17 +74,21 @@ def _classes(parts: Sequence[tuple[str, Trace]]) -> tuple[Ints, tuple[str, ...]]
 def _turns(traces: Sequence[Trace], order: Ints) -> Turns | None:
     if all(trace.turns is None for trace in traces):
         return None
-    previous, think_s, first = [], [], 0
+    previous, think_s, session, first, used = [], [], [], 0, 0
     for trace in traces:
         n = len(trace)
         own = trace.turns or Turns(np.full(n, -1), np.zeros(n))
         previous.append(np.where(own.previous >= 0, own.previous + first, -1))
         think_s.append(own.think_s)
-        first += n
+        each = own.sessions() if own.session is None else np.unique(own.session, return_inverse=True)[1]
+        session.append(each + used)
+        first, used = first + n, used + n
     position = np.empty(order.size + 1, dtype=np.int64)  # its last entry is where -1 points
     position[order] = np.arange(order.size)
     position[-1] = -1
-    return Turns(position[np.concatenate(previous)[order]], np.concatenate(think_s)[order])
+    spawned = any(trace.turns is not None and trace.turns.session is not None for trace in traces)
+    sessions = np.concatenate(session)[order] if spawned else None
+    return Turns(position[np.concatenate(previous)[order]], np.concatenate(think_s)[order], sessions)
 
 
 def _prefix(traces: Sequence[Trace], order: Ints) -> Prefix | None:

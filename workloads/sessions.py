@@ -20,8 +20,9 @@ from workloads.kinds import KindOf, Spec, call_kind, check_parameters, parameter
 from workloads.lengths import LENGTHS
 from workloads.parameters import BlockTokens, CountOrNone, Fraction, Tokens, TokensOrNone
 from workloads.people import THINK, TURNS
-from workloads.prefix import Prefix
-from workloads.rag import ArrivalsOf, LengthsOf, check_blocks, rag, rag_problems
+from workloads.rag import ArrivalsOf, LengthsOf, rag, rag_problems
+from workloads.said import said_blocks
+from workloads.subagents import sub_agents
 from workloads.trace import Ints, Trace, Turns
 
 ThinkOf = Annotated[Spec, KindOf(THINK)]
@@ -98,6 +99,7 @@ SESSIONS: dict[str, Callable[..., Trace]] = {
     "chat": chat,
     "rag": rag,
     "agent": agent,
+    "sub-agents": sub_agents,
 }
 
 
@@ -170,7 +172,7 @@ def _conversations(
         output[order],
         output[order],
         source=source,
-        prefix=_blocks(prompt, owner, common, block_tokens),
+        prefix=said_blocks(prompt, owner, common, block_tokens),
         turns=Turns(position[previous[order]], think_s[order]),
         dropped={"turns beyond the context": total - order.size} if order.size < total else {},
         notes=(
@@ -178,21 +180,6 @@ def _conversations(
             "arrival times of later turns leave out how long answers take; a replay as sessions does not use them",
         ),
     )
-
-
-def _blocks(prompt: Ints, owner: Ints, common: int, block_tokens: int) -> Prefix:
-    """The full blocks of each prompt: those within the first `common` tokens are everyone's, the rest its owner's,
-    whose prompts all begin alike.
-    """
-    full, everyones = prompt // block_tokens, common // block_tokens
-    offsets = np.concatenate([[0], np.cumsum(full)])
-    check_blocks(int(offsets[-1]), block_tokens)
-    most = np.zeros(int(owner.max()) + 1, dtype=np.int64)
-    np.maximum.at(most, owner, full - everyones)
-    base = np.cumsum(most) - most
-    ids = np.arange(offsets[-1]) - np.repeat(offsets[:-1], full)
-    ids += np.where(ids < everyones, 0, np.repeat(base[owner], full))
-    return Prefix(offsets, ids, block_tokens)
 
 
 def _parts(prompt: Ints, shared: dict[str, int], history: Ints, history_kept: float) -> str:

@@ -35,10 +35,15 @@ class Turns:
     previous: the position of the request whose answer this one follows, before its own; -1 for the first of a session
         and for requests on their own.
     think_s: seconds from that answer's last token to this request; 0 where previous is -1.
+    session: any number, the same for the turns of one session; None where each turn is of the session of its previous
+        one. A request whose previous one is of another session is the first of one that was spawned there; the next
+        turn of the session that spawned it waits for the last turn of this one, too: think_s begins when it has the
+        answers of all.
     """
 
     previous: Ints
     think_s: Floats
+    session: Ints | None = None
 
     def problems(self, n: int) -> list[str]:
         """What contradicts the description, for a trace of n requests."""
@@ -51,13 +56,42 @@ class Turns:
         late = np.flatnonzero(~((self.think_s >= 0) & (self.think_s <= MAX_TIME_S)))
         if late.size:
             found.append(f"turns: think_s is negative or no number at {_positions(late, self.think_s)}")
-        followed = self.previous[self.previous >= 0]
+        if self.session is not None and self.session.shape != (n,):
+            return [*found, f"turns: sessions of {self.session.size} of {n} requests"]
+        followed = self.previous[self.goes_on]
         if not found and np.unique(followed).size != followed.size:
             found.append("turns: two requests follow the same one; a session has one next turn")
         return found
 
+    @property
+    def goes_on(self) -> NDArray[np.bool_]:
+        """bool[n]: whether each is the next turn of the session of its previous one."""
+        found: NDArray[np.bool_] = self.previous >= 0
+        return found if self.session is None else found & (self.session[self.previous] == self.session)
+
+    def following(self) -> Ints:
+        """int64[n]: the next turn of the session of each, -1 where there is none."""
+        goes_on = self.goes_on
+        found = np.full(self.previous.size, -1)
+        found[self.previous[goes_on]] = np.flatnonzero(goes_on)
+        return found
+
+    def joins(self) -> tuple[Ints, Ints] | None:
+        """(which requests, for whom they wait beside their previous one), both int64[k]; None where no session was
+        spawned by another."""
+        if self.session is None:
+            return None
+        n, goes_on = self.previous.size, self.goes_on
+        last = np.arange(n)
+        for i in np.flatnonzero(goes_on)[::-1]:
+            last[self.previous[i]] = last[i]  # the last turn from here on
+        following = self.following()
+        spawned = np.flatnonzero((self.previous >= 0) & ~goes_on)
+        waits = following[self.previous[spawned]]
+        return waits[waits >= 0], last[spawned[waits >= 0]]
+
     def sessions(self) -> Ints:
-        """int64[n]: the first request of the session that each is a turn of."""
+        """int64[n]: the first request of the session that each is a turn of, or of the one from which it comes."""
         found = np.arange(self.previous.size)
         for i in np.flatnonzero(self.previous >= 0):
             found[i] = found[self.previous[i]]
@@ -68,7 +102,8 @@ class Turns:
         position = np.full(self.previous.size + 1, -1, dtype=np.int64)  # its last entry is where -1 points
         position[index] = np.arange(index.size)
         previous = position[self.previous[index]]
-        return Turns(previous, np.where(previous >= 0, self.think_s[index], 0.0))
+        session = None if self.session is None else self.session[index]
+        return Turns(previous, np.where(previous >= 0, self.think_s[index], 0.0), session)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -62,8 +62,12 @@ def _frame(trace: Trace, start: int, end: int) -> pl.DataFrame:
         "max_tokens": trace.max_tokens[rows],
     }
     if trace.turns is not None:
-        first, depth = sessions(trace.turns.previous)
+        previous, goes_on = trace.turns.previous, trace.turns.goes_on
+        first, depth = sessions(np.where(goes_on, previous, -1))
         columns |= {"session": first[rows], "turn": depth[rows], "think_s": trace.turns.think_s[rows]}
+        if trace.turns.session is not None:
+            spawned = ((previous >= 0) & ~goes_on)[rows]
+            columns["parent"] = pl.Series(first[previous[rows]]).set(pl.Series(~spawned), None)
     if trace.classes is not None:
         index, names = trace.classes
         columns["class"] = pl.Series(names, dtype=pl.String).gather(index[rows])

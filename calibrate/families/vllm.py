@@ -49,6 +49,7 @@ def resolve(
     default("max_cudagraph_capture_size", None)
     default("quantization", None)
     default("enforce_eager", False)
+    default("stream_interval", None if v0 else 1)
     default("disable_hybrid_kv_cache_manager", False)
     default("fi_allreduce_fusion_max_size_mb", None)
     has_halves = "dbo" in preset

@@ -5,7 +5,7 @@ It knows no format: each tool's file has its own definitions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,9 @@ class Seen:
 
     done: which succeeded. output: tokens, 0 of those that did not. ttft_s and e2e_s, which ends with the last token,
     are NaN where there is none. tpot_s: (E2E - TTFT) / (output - 1), NaN for one token. gaps: between the tokens of
-    each, None where that is not known. errors: why it did not succeed, else None. limits: `ttft`, `tpot`, `e2e` -> the
-    limit of each request's SLO, infinite where it has none.
+    each (its messages, where the engine's stream_interval joins tokens), None where that is not known. errors: why it
+    did not succeed, else None. limits: `ttft`, `tpot`, `e2e` -> the limit of each request's SLO, infinite where it has
+    none.
     """
 
     run: SimulatedRun
@@ -91,6 +92,10 @@ def seen(run: SimulatedRun) -> Seen:
             f"{run.source}: no request finished, so a load generator would have no figures; formats csv and perfetto "
             "can show such a run"
         )
+    gaps = _messages(run, token_gaps(frame, run.steps, run.gaps))
+    if "network_s" in frame.columns:  # times are the server's
+        frame = frame.with_columns(frame[name] + frame["network_s"] / 2 for name in ("first_token_s", "finish_s"))
+        run = replace(run, requests=frame)
     first, finish, sent = (frame[name].to_numpy() for name in ("first_token_s", "finish_s", "arrival_s"))
     output = np.where(done, frame["output_tokens"].to_numpy(), 0)
     ttft, e2e = first - sent, np.where(done, finish - sent, np.nan)
@@ -106,13 +111,25 @@ def seen(run: SimulatedRun) -> Seen:
         ttft_s=ttft,
         e2e_s=e2e,
         tpot_s=tpot,
-        gaps=token_gaps(frame, run.steps, run.gaps),
+        gaps=gaps,
         errors=[
             None if status == "finished" else status if reason == status else f"{status}: {reason}"
             for status, reason in frame.select("status", "reason").iter_rows()
         ],
         limits=_limits(run),
     )
+
+
+def _messages(run: SimulatedRun, gaps: list[Floats | None]) -> list[Floats | None]:
+    """The gaps between messages, of those between tokens: the first token is a message of its own."""
+    of = run.stream_intervals
+    if max(of) == 1:
+        return gaps
+    own = [of[0]] * len(gaps) if len(set(of)) == 1 else [of[i or 0] for i in run.requests["replica"].to_list()]
+    return [
+        g if g is None or not len(g) else np.add.reduceat(g, np.arange(0, len(g), n))
+        for g, n in zip(gaps, own, strict=True)
+    ]
 
 
 def _limits(run: SimulatedRun) -> dict[str, Floats]:

@@ -137,7 +137,7 @@ def _cut(result: Result, number: int) -> Iterator[dict[str, float | None]]:
     the order of finishes: the tokens of a section over the time in which it finished. Token gaps by equal spans of
     time."""
     done = {name: result.column(name, finished=True) for name in ("id", "arrival_s", "first_token_s", "finish_s")}
-    done |= {name: result.column(name, finished=True) for name in ("output_tokens", "samples")}
+    done |= {name: result.column(name, finished=True) for name in ("output_tokens", "samples", "network_s")}
     tpot, good = metrics.tpot_s(done), result.good()
     everyone = {n: result.column(n) for n in ("id", "preemptions", "cached_tokens", "prompt_tokens", "samples")}
     served = np.isin(result.column("outcome"), FINISHED)

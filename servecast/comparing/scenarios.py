@@ -99,11 +99,13 @@ def fingerprint(setup: Setup) -> str:
     from joblib import hash as hashed
 
     r, t = setup.requests, setup.requests.trace
-    turns = None if t.turns is None or not r.follow else (t.turns.previous, t.turns.think_s)
+    turns = None if t.turns is None or not r.follow else (t.turns.previous, t.turns.think_s, t.turns.joins())
     arrivals = t.arrival_s if r.concurrency is None else r.concurrency
     classes = None if t.classes is None else (t.classes[0], list(t.classes[1]))
-    found = (arrivals, r.think_s, t.prompt_tokens, t.output_tokens, t.prefix, turns, classes, t.patience_s, t.samples)
-    return str(hashed(found))
+    found = [arrivals, r.think_s, t.prompt_tokens, t.output_tokens, t.prefix, turns, classes, t.patience_s, t.samples]
+    if r.first_token_s is not None or r.retries is not None:
+        found += [r.first_token_s, r.retries, r.backoff_s]
+    return str(hashed(tuple(found)))
 
 
 def limits(setup: Setup) -> Any:

@@ -150,13 +150,19 @@ def check_invariants(log, policy, num_blocks, windows=False):
     assert (steps["kv_blocks"] <= num_blocks - 1).all()
     assert (steps["kv_blocks_end"] <= num_blocks - 1).all()
     served = requests["outcome"] <= CANCELLED
-    in_vain = steps["output_tokens"].sum() - requests["output_tokens"][served].sum()
+    tries = log.given_up.table()
+    again = tries["again"] > 0
+    in_vain = (
+        steps["output_tokens"].sum() - requests["output_tokens"][served].sum() - tries["output_tokens"][again].sum()
+    )
     # At most one token, and its drafts, a sample whose client had just given up.
     most = 1 + (steps["draft_tokens"] / np.maximum(steps["decodes"], 1)).max(initial=0)
-    assert 0 <= in_vain <= most * requests["samples"][served & ~done].sum()
+    assert 0 <= in_vain <= most * (requests["samples"][served & ~done].sum() + again.sum())
     if isinstance(getattr(policy, "_policy", policy), StaticBatching):
         return
     first = requests["prompt_tokens"] * requests["samples"] - requests["cached_tokens"]
-    recomputed = steps["prefill_tokens"].sum() - first[done].sum()
-    assert recomputed >= 0 or requests["preemptions"].any()  # what was lost may have been found
-    assert requests["preemptions"].any() or (served & ~done).any() or recomputed == 0
+    given_up = tries["prompt_tokens"].sum() + log.in_vain
+    recomputed = steps["prefill_tokens"].sum() - first[done].sum() - given_up
+    preempted = steps["preempted"].any()
+    assert recomputed >= 0 or preempted  # what was lost may have been found
+    assert preempted or recomputed == 0

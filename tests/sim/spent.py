@@ -66,7 +66,9 @@ class Naive:
         decodes, prompts, others, tokens = self.within(replica, r["scheduled_s"], read)
         own = prompts * min(1.0, (r["prompt_tokens"] * r["samples"] - r["cached_tokens"]) / tokens)
         found = {
-            "no_replica": r["sent_s"] - r["arrival_s"],
+            "network": r["network_s"],
+            "earlier_tries": r["retried_s"],
+            "no_replica": r["sent_s"] - (r["arrival_s"] + r["retried_s"] + r["network_s"] / 2),
             "front_end": r["queued_s"] - r["sent_s"],
             "queue": r["scheduled_s"] - r["queued_s"],
             "prefill": own,
@@ -119,7 +121,7 @@ def check_spent(log, deployment, *, aligned=True):
     naive = Naive(log, pool, group)
     spent = Spent(done, log.steps.table(), log.transfers.table(), log.gaps.table(), deployment)
     several = done.where(done["output_tokens"] > done["samples"])
-    ttft = done["first_token_s"] - done["arrival_s"]
+    ttft = done["first_token_s"] - done["arrival_s"] + done["network_s"] / 2
     tpot = (several["finish_s"] - several["first_token_s"]) / (several["output_tokens"] / several["samples"] - 1)
     for rows, parts_of, whole, state in ((done, spent.ttft, ttft, naive.ttft), (several, spent.tpot, tpot, naive.tpot)):
         parts = parts_of(rows, spent.handed(rows))

@@ -21,7 +21,7 @@ def result(rows, gaps=(), slo=(), open_loop=True, steps=()):
     """A Result of (id, arrival, scheduled, first token, finish, prompt, output, outcome, samples if not one) rows."""
     log = Log()
     for id, arrival, scheduled, first, finish, prompt, output, outcome, *several in rows:
-        times, samples = (arrival, arrival, arrival, scheduled, first, finish), several[0] if several else 1
+        times, samples = (arrival, 0, 0, arrival, arrival, scheduled, first, finish), several[0] if several else 1
         log.requests.extend(log.requests.pack(id, 0, *times, prompt, 0, output, output, 0, 0, 0, samples, outcome))
     for step in steps:
         log.steps.extend(log.steps.pack(*step))

@@ -17,9 +17,11 @@ from servecast.errors import ServecastError
 from sim.hybridcache import HybridCache
 from sim.prefixcache import PrefixCache
 from sim.radixcache import RadixCache
+from sim.samples import shared_prompts
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
-from sim.steplog import CANCELLED, GAP_COLUMNS
+from sim.steplog import CANCELLED, GAP_COLUMNS, HOLDS
+from sim.streams import Streams
 from sim.windows import ONE
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.oracle import Naive, oracle
@@ -53,27 +55,52 @@ def same(
     tables=ONE,
     drafting=None,
     drops_last=False,
+    first_s=None,
+    retries=None,
+    backoff_s=None,
+    network_s=None,
+    waits=None,
+    hold_s=None,
 ):
     """Run both engines and compare everything that they share.
 
     `content`: a `Prefix`, and the tokens that it says each prompt begins with, for engines with a prefix cache.
     `concurrency` makes it a closed loop; `think_s`, per request, sessions in which request i follows request i - 3.
+    `waits`, per request: instead of that, for which ones it waits, if for any; its `think_s` begins with the last.
+    `first_s` and `patience_s`: when clients give up, after which they try again `retries` times, `backoff_s` later;
+    `network_s`: their way to the gateway and back. `hold_s`: how long the KV of each stays for the next turn of its
+    session. All per request.
     """
     columns = [np.array([r[i] for r in requests]) for i in (1, 2, 3)]
     n = len(requests)
     arrival_s = np.array([float(r[0]) for r in requests])
     naive = [Naive(i, *r) for i, r in enumerate(requests)]
-    for name, values in (("patience_s", patience_s), ("priority", priority)):
-        columns.append(None if values is None else np.array(values))
+    more = {"patience_s": patience_s, "priority": priority, "first_s": first_s, "retries": retries}
+    more |= {"backoff_s": backoff_s, "network_s": network_s, "hold_s": hold_s}
+    for name, values in more.items():
         for r, value in zip(naive, values or [], strict=False):
             setattr(r, name, value)
+    asked = {key: None if values is None else np.array(values) for key, values in more.items()}
+    asked["first_token_s"] = asked.pop("first_s")
+    if hold_s is not None:
+        asked["next_turn"] = np.where(np.arange(n) + 3 < n, np.arange(n) + 3, -1)
+        for r, following in zip(naive, asked["next_turn"].tolist(), strict=True):
+            r.next_id = following
+    asked = Requests(*columns, **asked)
+    for r in naive:
+        travel(r, r.arrival_s)
     kv = None
     if content is not None:
         prefix, begins = content
+        if retries is not None:
+            begins = [
+                [*tokens, *(((i, "prompt"), j) for j in range(len(tokens), r.prompt))] if r.retries else tokens
+                for i, (tokens, r) in enumerate(zip(begins, naive, strict=True))
+            ]
         if policy.prefix_tree:
-            kv = RadixCache(num_blocks, block_size, content_of(prefix, columns[0], 1).path)
+            kv = RadixCache(num_blocks, block_size, known(prefix, columns[0], 1, retries))
         else:
-            path = content_of(prefix, columns[0], block_size).path
+            path = known(prefix, columns[0], block_size, retries)
             kv = cache(num_blocks, block_size, path, blank_first, tables, drops_last)
         for r, tokens in zip(naive, begins, strict=True):
             r.begins = tokens
@@ -83,21 +110,34 @@ def same(
         **speculates,
     )  # fmt: skip
     if concurrency is not None:
-        source = ClosedLoop(concurrency, Requests(*columns))
+        source = ClosedLoop(concurrency, asked)
         for r in naive[:concurrency]:
-            r.arrival_s = 0.0
+            travel(r, 0.0)
         rest = iter(naive[concurrency:])
-        first, follow_up = naive[:concurrency], lambda r, now: arriving(next(rest, None), now)
+        first, follow_up = naive[:concurrency], lambda r, now: arriving(next(rest, None), r, now)
+    elif waits is not None:
+        edges = [(i, before) for i, others in enumerate(waits) for before in others[1:]]
+        joins = tuple(np.array(side, dtype=np.int64) for side in (zip(*edges, strict=True) if edges else ([], [])))
+        previous = np.array([others[0] if others else -1 for others in waits])
+        source = Sessions(arrival_s, asked, previous, np.array(think_s), joins)
+        first, heard = [r for r, others in zip(naive, waits, strict=True) if not others], {}
+
+        def follow_up(r, now):
+            heard[r.id] = now + r.network_s / 2
+            ready = [i for i, others in enumerate(waits) if r.id in others and all(j in heard for j in others)]
+            for i in ready:
+                travel(naive[i], max(heard[j] for j in waits[i]) + think_s[i])
+            return [naive[i] for i in ready]
     elif think_s is not None:
         previous = np.where(np.arange(n) < 3, -1, np.arange(n) - 3)
-        source = Sessions(arrival_s, Requests(*columns), previous, np.array(think_s))
+        source = Sessions(arrival_s, asked, previous, np.array(think_s))
         first = naive[:3]
 
         def follow_up(r, now):
             i = r.id + 3
-            return arriving(naive[i], now + think_s[i]) if i < n else None
+            return arriving(naive[i], r, now, think_s[i]) if i < n else None
     else:
-        source = OpenLoop(arrival_s, Requests(*columns))
+        source = OpenLoop(arrival_s, asked)
         first, follow_up = naive, lambda r, now: None
     fast = partial(
         simulate,
@@ -105,7 +145,7 @@ def same(
         drafting=drafting,
     )  # fmt: skip
     try:
-        sent = naive_engine.run(first, follow_up)
+        sent = naive_engine.run(sorted(first, key=lambda r: r.arrival_s), follow_up)
     except IndexError:  # no block is left: where an engine stops, so does ours
         with pytest.raises(ServecastError, match="runs out of memory"):
             fast()
@@ -114,10 +154,15 @@ def same(
     rows, steps = log.requests.table(), log.steps.table()
     order = np.argsort(rows["id"])
     got = {c: rows[c][order].tolist() for c in rows}
-    sent = sorted(sent, key=lambda r: r.id)
+    holds = log.holds.table()
+    let_go = zip(holds["id"].tolist(), (HOLDS[int(why)] for why in holds["why"]), strict=True)
+    assert sorted(let_go) == sorted(naive_engine.let_go)
+    check_given_up([r for r in sent if r.cancelled_s is not None], log)
+    sent = sorted((r for r in sent if not r.again), key=lambda r: r.id)
     assert source.unsent == n - len(sent)
     assert got["id"] == [r.id for r in sent]
-    assert got["arrival_s"] == [r.arrival_s for r in sent]
+    assert got["arrival_s"] == [r.since_s for r in sent]
+    assert got["network_s"] == [r.network_s for r in sent]
     assert got["output_tokens"] == [r.out for r in sent]
     assert got["finish_s"] == [r.token_s[-1] if r.cancelled_s is None else r.cancelled_s for r in sent]
     assert [o == CANCELLED for o in got["outcome"]] == [r.cancelled_s is not None for r in sent]
@@ -143,7 +188,7 @@ def same(
     assert used[first + steps["steps"].astype(int) - 1].tolist() == steps["kv_blocks_end"].tolist()
     # Those of a plan that left nothing to compute go into the next row, if there is one.
     assert steps["preempted"].sum() + replica.lost_preemptions == naive_engine.preemptions
-    if patience_s is None:
+    if patience_s is None and first_s is None:
         check_gaps(sent, naive_engine, steps, log)
     return naive_engine, log
 
@@ -155,11 +200,33 @@ def cache(num_blocks, block_size, paths, blank_first, tables, drops_last=False):
     return PrefixCache(num_blocks, block_size, paths, blank_first, drops_last)
 
 
-def arriving(request, now):
-    """`request`, if there is one, arrives at `now`."""
+def known(prefix, prompts, block_size, retries):
+    """What each prompt begins with; those that may be sent again have all of it in common with themselves."""
+    path = content_of(prefix, prompts, block_size).path
+    return path if retries is None else shared_prompts(path, prompts, np.array(retries) + 1, block_size)
+
+
+def travel(r, sent_s):
+    """Its client sends `r`."""
+    r.since_s, r.arrival_s = sent_s, sent_s + r.network_s / 2
+
+
+def arriving(request, over, now, think_s=0.0):
+    """`request`, if there is one, is sent once its client has heard of `over`, which ended at `now`."""
     if request is not None:
-        request.arrival_s = now
+        travel(request, now + over.network_s / 2 + think_s)
     return request
+
+
+def check_given_up(naive, log):
+    """Every try that was given up."""
+    rows = log.given_up.table()
+    columns = ("id", "arrival_s", "end_s", "again", "prompt_tokens", "output_tokens")
+    got = sorted(zip(*(rows[c].tolist() for c in columns), strict=True))
+    assert got == sorted((r.id, r.arrival_s, r.cancelled_s, r.again, r.read, r.out) for r in naive)
+    late = sorted(zip(rows["id"].tolist(), rows["arrival_s"].tolist(), rows["late"].tolist(), strict=True))
+    for r, (*_, said) in zip(sorted(naive, key=lambda r: (r.id, r.arrival_s)), late, strict=True):
+        assert r.patience_s == r.first_s or said == (not r.token_s and r.first_s < r.patience_s)
 
 
 def check_gaps(naive, engine, steps, log):
@@ -183,6 +250,36 @@ def check_gaps(naive, engine, steps, log):
     assert all(w <= plain[i] for i, w in enumerate(weights))
     not_alone = Counter((-1, a, b) for _, a, b in (Counter(long) - logged).elements())
     assert not not_alone - logged, "what is not in the log by its request is one of all who waited"
+    check_streams(naive, log)
+
+
+def check_streams(naive, log):
+    """Gaps between messages, and the times of tokens, against those of every token, whatever a message holds."""
+    rows = log.requests.table()
+    rows = rows.take(np.argsort(rows["id"]))
+    assert rows["id"].tolist() == [r.id for r in naive]
+    for each in (None, 1 + np.arange(len(naive)) % 4):
+        streams = Streams(rows, log.steps.table(), log.gaps.table(), each)
+        sent = [
+            r.token_s[:-1:k] + r.token_s[-1:]
+            for r, k in zip(naive, np.ones(len(naive), int) if each is None else each, strict=True)
+        ]
+        gaps = [np.diff(times) for times in sent]
+        assert streams.counts().tolist() == [len(g) for g in gaps]
+        longest = [g.max() if len(g) else np.nan for g in gaps]
+        assert np.allclose(streams.longest_gaps(), longest, rtol=0, atol=1e-6, equal_nan=True)
+        every = np.unique(np.concatenate([[0.0], *gaps]))
+        apart = np.flatnonzero(np.diff(every) > 1e-5)
+        for i in apart[:: max(1, len(apart) // 3)]:
+            limit = (every[i] + every[i + 1]) / 2
+            expected = [(g > limit).sum() if len(g) else np.nan for g in gaps]
+            assert np.array_equal(streams.over(limit), expected, equal_nan=True), limit
+        for share in (0.3, 0.7):
+            number = np.array([1 + int(share * (r.out - 1)) for r in naive])
+            seen = [
+                next(t for t in times if t >= r.token_s[n - 1]) for r, times, n in zip(naive, sent, number, strict=True)
+            ]
+            assert np.allclose(streams.token_s(number), seen, rtol=0, atol=1e-6)
 
 
 @st.composite
@@ -241,6 +338,35 @@ def test_sessions_and_clients_that_give_up_equal_the_oracle(scenario, data):
     patience = st.sampled_from([1.0, 2.5, 0.6875, inf, inf]) | st.floats(0.01, 60)
     patience_s = data.draw(st.none() | st.lists(patience, min_size=n, max_size=n))
     same(*scenario, think_s=think_s, patience_s=patience_s)
+
+
+@st.composite
+def clients(draw, n):
+    """How n clients are: impatient, persistent, far away."""
+    limits = st.sampled_from([1.0, 2.5, 0.6875, inf, inf]) | st.floats(0.01, 60)
+    lists = {"patience_s": limits, "first_s": limits, "network_s": st.sampled_from([0.0, 0.0, 0.2517, 1.0173])}
+    found = {name: draw(st.none() | st.lists(each, min_size=n, max_size=n)) for name, each in lists.items()}
+    if (found["patience_s"] or found["first_s"]) and draw(st.booleans()):
+        found["retries"] = draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
+        found["backoff_s"] = draw(st.lists(st.sampled_from([0.0, 0.5031, 2.0059]), min_size=n, max_size=n))
+    return found
+
+
+@settings(max_examples=500, deadline=None)
+@given(scenarios(), st.sampled_from([0.0, 0.0, 0.25]), st.data())
+def test_clients_that_wait_retry_and_are_far_away_equal_the_oracle(scenario, request_s, data):
+    n = len(scenario[-2])
+    think_s = data.draw(st.none() | st.lists(st.sampled_from([0.0, 0.5, 4.0]), min_size=n, max_size=n))
+    same(*scenario, think_s=think_s, front_end=(request_s, 0.0), **data.draw(clients(n)))
+
+
+@settings(max_examples=400, deadline=None)
+@given(scenarios(), st.data())
+def test_requests_that_wait_for_several_answers_equal_the_oracle(scenario, data):
+    n = len(scenario[-2])
+    think_s = data.draw(st.lists(st.sampled_from([0.0, 0.5031, 4.0077]) | st.floats(0, 9), min_size=n, max_size=n))
+    waits = [data.draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else [] for i in range(n)]
+    same(*scenario, think_s=think_s, waits=waits, **data.draw(clients(n)))
 
 
 @settings(max_examples=300, deadline=None)

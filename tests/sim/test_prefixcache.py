@@ -15,7 +15,7 @@ from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import OpenLoop, Requests
 from tests.reference import reference
 from tests.sim.engine import LinearCost, simulate
-from tests.sim.test_oracle import same, scenarios
+from tests.sim.test_oracle import clients, same, scenarios
 from workloads.content import content_of
 from workloads.prefix import Prefix
 from workloads.readers import read_trace
@@ -69,6 +69,27 @@ def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     patience = st.sampled_from([1.0, 2.5, 0.6875, inf, inf]) | st.floats(0.01, 60)
     patience_s = data.draw(st.none() | st.lists(patience, min_size=n, max_size=n))
     same(*scenario, think_s=think_s, patience_s=patience_s, **cache)
+
+
+@settings(max_examples=400, deadline=None)
+@given(shared(), st.data())
+def test_prompts_that_are_sent_again_equal_the_oracle(case, data):
+    scenario, cache = case
+    n = len(scenario[-2])
+    think_s = data.draw(st.none() | st.lists(st.sampled_from([0.0, 0.5, 4.0]), min_size=n, max_size=n))
+    same(*scenario, think_s=think_s, **data.draw(clients(n)), **cache)
+
+
+@settings(max_examples=500, deadline=None)
+@given(shared(), st.data())
+def test_kv_that_is_held_between_turns_equals_the_oracle(case, data):
+    scenario, cache = case
+    n = len(scenario[-2])
+    think_s = data.draw(st.lists(st.sampled_from([0.0, 0.5031, 4.0]) | st.floats(0, 9), min_size=n, max_size=n))
+    times = st.sampled_from([0.25, 1.0, 5.0, 1000.0]) | st.floats(0.01, 20)
+    hold_s = data.draw(st.lists(times, min_size=n, max_size=n))
+    more = data.draw(clients(n)) if data.draw(st.booleans()) else {}
+    same(*scenario, think_s=think_s, hold_s=hold_s, **more, **cache)
 
 
 @settings(max_examples=200, deadline=None)

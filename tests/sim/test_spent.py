@@ -27,7 +27,7 @@ from tests.sim.test_handover import run as run_split
 from tests.sim.test_lives import LEAST, histories, simulated
 from tests.sim.test_lockstep import Group
 from tests.sim.test_lockstep import run as run_group
-from tests.sim.test_oracle import scenarios
+from tests.sim.test_oracle import clients, scenarios
 from tests.sim.test_pipeline import Stages, shapes
 from tests.sim.test_pipeline import simulate as run_pipeline
 from tests.sim.test_sglang_split import run as run_sglang
@@ -74,6 +74,18 @@ def test_of_an_engine_that_preempts_and_skips(scenario, request_s):
     front_end = FrontEndTime(request_s, request_s / 50)
     _, log = simulate(policy, cost, blocks, block_size, asynchronous, OpenLoop(arrival, requests), front_end)
     assert check_spent(log, deployed((1, "unified"))) == len(rows)
+
+
+@given(scenarios(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_of_clients_that_are_far_away_and_try_again(scenario, data):
+    policy, cost, blocks, block_size, asynchronous, rows, priority = scenario
+    arrival, *counts = (np.array(column) for column in zip(*rows, strict=True))
+    asked = {name: None if v is None else np.array(v) for name, v in data.draw(clients(len(rows))).items()}
+    asked["first_token_s"] = asked.pop("first_s")
+    requests = Requests(*counts, priority=None if priority is None else np.array(priority), **asked)
+    _, log = simulate(policy, cost, blocks, block_size, asynchronous, OpenLoop(arrival, requests))
+    check_spent(log, deployed((1, "unified")))
 
 
 @given(st.integers(0, 1000), st.sampled_from([{}, {"preemption_mode": "swap", "swap_blocks": 1000}]))

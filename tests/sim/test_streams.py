@@ -40,7 +40,7 @@ def test_longest_gaps_are_the_longest_of_all(changes: dict[str, Any]) -> None:
     ids = result.requests["id"].to_list()
     for share in (0.1, 0.5, 0.9):
         number = np.maximum(1, (share * done["output_tokens"].to_numpy()).astype(np.int64))
-        times = result._streams.token_s(number)
+        times = result._streamed.token_s(number)
         for row in known:
             i, gaps = place[ids[row]], every[row]
             assert gaps is not None
@@ -111,7 +111,112 @@ def test_streams_of_many_replicas_take_as_long_as_of_one() -> None:
     scenario = servecast.load_scenario(
         QUICKSTART, {"workload.num_requests": 2000, "cluster.replicas": 8, "workload.arrivals.rate": 64}
     )
-    streams = servecast.simulate(scenario)._streams
+    streams = servecast.simulate(scenario)._streamed._streams
     order = np.argsort(streams._begin, kind="stable")
     between = np.maximum(streams._begin[order][1:] - streams._last[order][:-1], 0).sum()
     assert between < 2 * len(streams._rows["step"])
+
+
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_gaps_over_the_limit_are_those_of_all_gaps(changes: dict[str, Any]) -> None:
+    result = servecast.simulate(
+        servecast.load_scenario(QUICKSTART, {"workload.num_requests": 400, "slo.gap": "40ms", **changes})
+    )
+    every = token_gaps(result.requests, result.steps, result.gaps)
+    found = result.requests["gaps_over_slo"].to_list()
+    known = {i: gaps for i, gaps in enumerate(every) if gaps is not None and len(gaps)}
+    assert [found[i] for i in known] == [(gaps > 0.04).sum() for gaps in known.values()]
+    over = np.array([found[i] for i in known])
+    assert 0 < over.sum() < sum(map(len, known.values()))
+    if len(known) == sum(gaps is None or len(gaps) > 0 for gaps in every):
+        summary = result.summary()
+        assert summary["gaps_over_slo_fraction"] == pytest.approx(over.sum() / sum(map(len, known.values())))
+        assert summary["requests_with_gaps_over_slo_fraction"] == pytest.approx((over > 0).mean())
+        limits = result.requests.select("ttft_s", "tpot_s").fill_null(0.0)
+        good = (
+            (limits["ttft_s"] <= 1) & (limits["tpot_s"] <= 0.05) & (result.requests["gaps_over_slo"].fill_null(0) == 0)
+        )
+        assert summary["slo_attainment"] == pytest.approx(good.mean())
+
+
+@pytest.mark.parametrize("preset", ["vllm-0.24", "sglang-0.5"])
+def test_a_stream_interval_changes_what_clients_see_and_nothing_else(preset: str) -> None:
+    base = {"workload.num_requests": 200, "engine": preset, "slo.gap": "100ms"}
+    one, four = (
+        servecast.simulate(
+            servecast.load_scenario(QUICKSTART, {**base, "engine": {"preset": preset, "stream_interval": n}})
+        )
+        for n in (1, 4)
+    )
+    a, b = one.summary(), four.summary()
+    seen = ("itl_ms", "gap", "spent", "goodput", "slo_attainment")
+    assert {k: v for k, v in a.items() if not any(s in k for s in seen)} == {
+        k: v for k, v in b.items() if not any(s in k for s in seen)
+    }
+    gaps = token_gaps(one.requests, one.steps, one.gaps)
+    assert all(g is not None for g in gaps)
+    joined = [np.add.reduceat(g, np.arange(0, len(g), 4)) for g in gaps if g is not None and len(g)]
+    every = np.concatenate(joined)
+    assert four.itl.count == len(every)
+    assert b["mean_itl_ms"] == pytest.approx(1e3 * every.mean())
+    assert b["p99_itl_ms"] == pytest.approx(1e3 * np.percentile(every, 99), rel=1e-6)
+    longest = [g.max() for g in joined]
+    assert np.array(four.longest_gaps)[~np.isnan(four.longest_gaps)] == pytest.approx(np.array(longest), rel=1e-6)
+    assert b["gaps_over_slo_fraction"] == pytest.approx((every > 0.1).mean())
+    parts = four.itl_within(np.array([0.0, 5.0, 1e9]))
+    assert sum(part.count for part in parts) == len(every)
+
+
+def test_classes_have_limits_on_gaps_of_their_own() -> None:
+    lengths = {"prompt": {"kind": "fixed", "tokens": 100}, "output": {"kind": "fixed", "tokens": 100}}
+    classes = [{"name": "voice", "lengths": lengths, "slo": {"gap": "7ms"}}, {"name": "batch", "lengths": lengths}]
+    workload = {"num_requests": 100, "arrivals": {"kind": "poisson", "rate": 5}, "classes": classes}
+    result = servecast.simulate(servecast.load_scenario(QUICKSTART, {"workload": workload}))
+    rows, summary = result.requests, result.summary()
+    voice = rows.filter(rows["class"] == "voice")
+    assert voice["gaps_over_slo"].null_count() == 0
+    assert rows.filter(rows["class"] == "batch")["gaps_over_slo"].null_count() == rows.height - voice.height
+    share = voice["gaps_over_slo"].sum() / (99 * voice.height)
+    assert 0 < share < 1
+    assert (
+        summary["classes"]["voice"]["gaps_over_slo_fraction"]
+        == summary["gaps_over_slo_fraction"]
+        == pytest.approx(share)
+    )
+    assert summary["classes"]["batch"]["gaps_over_slo_fraction"] is None
+    met = (voice["gaps_over_slo"] == 0).mean()
+    assert summary["classes"]["voice"]["slo_attainment"] == pytest.approx(met)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"slo.gap": "1s", "cluster.pp": 2, "engine": "vllm-0.32"}, "slo.gap: .* pipelines"),
+        ({"engine.stream_interval": 4, "workload.n": 2}, "engine.stream_interval: .* several samples"),
+        ({"slo.gap": "0s"}, "slo.gap"),
+        ({"engine.stream_interval": 0}, "engine.stream_interval is 0"),
+        ({"engine": {"preset": "vllm-0.6", "stream_interval": 4}}, "does not have this option"),
+    ],
+)
+def test_limits_on_what_is_not_known_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(servecast.ServecastError, match=said):
+        servecast.simulate(servecast.load_scenario(QUICKSTART, {"workload.num_requests": 20, **changes}))
+
+
+def test_exports_list_messages() -> None:
+    from reports.formats.seen import seen
+    from servecast.exporting import simulated_of
+
+    base = {"workload.num_requests": 50, "slo.gap": "1s"}
+    one, four = (
+        seen(
+            simulated_of(servecast.simulate(servecast.load_scenario(QUICKSTART, {**base, "engine.stream_interval": n})))
+        )
+        for n in (1, 4)
+    )
+    assert "gap" not in four.run.slo, "load generators have no limit on gaps"
+    for a, b, tokens in zip(one.gaps, four.gaps, one.output.tolist(), strict=True):
+        assert a is not None
+        assert b is not None
+        assert len(b) == -(-(tokens - 1) // 4)
+        assert a.sum() == pytest.approx(b.sum())

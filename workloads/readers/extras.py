@@ -1,8 +1,10 @@
 """What the canonical form says beyond arrival and lengths; every column may be missing.
 
-`session` (any word; turns of one session stand in order), `turn` (its number, which must rise), `think_s`, `class`,
-`patience_s` (absent: the client never gives up), `samples`; `block_ids` (a list), `block_tokens` and `blocks_chained`,
-the same in every row; `provenance` (JSON text, in the first row only: where the rows came from, what was dropped).
+`session` (any word; turns of one session stand in order), `parent` (in a session's first row: the session whose last
+row above spawned it, and whose next row waits for all that it has spawned), `turn` (its number, which must rise),
+`think_s`, `class`, `patience_s` (absent: the client never gives up), `samples`; `block_ids` (a list), `block_tokens`
+and `blocks_chained`, the same in every row; `provenance` (JSON text, in the first row only: where the rows came from,
+what was dropped).
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Extras:
 
     def __init__(self) -> None:
         self.session = Texts("session", optional=True, gaps=True)
+        self.parent = Texts("parent", optional=True, gaps=True)
         self.turn = Numbers(
             "turn", "turns must be whole numbers from 0", most=MAX_TOKENS, whole=True, optional=True, gaps=True
         )
@@ -76,6 +79,7 @@ class Extras:
         self.provenance = Texts("provenance", optional=True, gaps=True)
         self.columns: tuple[Numbers | Texts | Blocks, ...] = (
             self.session,
+            self.parent,
             self.turn,
             self.think,
             self.kind,
@@ -120,9 +124,34 @@ class Extras:
             waits = think_s[rows]
             if not self.think.seen:
                 waits = arrival.values[rows] - arrival.values[rows][previous]
-            return Turns(previous, np.where(previous >= 0, waits, 0.0))
+            if not self.parent.seen:
+                return Turns(previous, np.where(previous >= 0, waits, 0.0))
+            previous = self._spawned(file, rows, previous)
+            if not self.think.seen:
+                waits = np.where(previous >= 0, arrival.values[rows] - arrival.values[rows][previous], 0.0)
+            codes = self.session.codes[rows]
+            own = np.where(codes >= 0, codes, len(self.session.words) + np.arange(rows.size))
+            return Turns(previous, np.where(previous >= 0, waits, 0.0), own)
 
         return turns
+
+    def _spawned(self, file: TraceFile, rows: Ints, previous: Ints) -> Ints:
+        """`previous` with the rows by which sessions were spawned."""
+        code = {word: i for i, word in enumerate(self.session.words)}
+        parents = [code.get(word, -1) for word in self.parent.words]
+        found, last, wrong = previous.copy(), dict[int, int](), list[int]()
+        for i, (own, parent) in enumerate(zip(self.session.codes[rows].tolist(), self.parent.codes[rows], strict=True)):
+            if parent >= 0 and previous[i] < 0:
+                found[i] = last.get(parents[parent], -1)
+                if found[i] < 0:
+                    wrong.append(i)
+            last[own] = i
+        if wrong:
+            shown = [str(file.first_row + row) for row in rows[wrong[:5]].tolist()]
+            raise ServecastError(
+                f"{file.path}: column 'parent' names a session that has no row above in {file.rows(shown, len(wrong))}"
+            )
+        return found
 
     def _classes(self, file: TraceFile, names: tuple[str, ...]) -> Ints:
         place = {name: i for i, name in enumerate(names)}

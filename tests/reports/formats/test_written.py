@@ -42,7 +42,7 @@ def three(slo: dict[str, float] | None = None, **changes: Any) -> SimulatedRun:
         decodes=pl.Series([decodes for _, _, decodes in STEPS]),
     )
     summary = {**ANSWERS, "duration": 1.7, "submitted": 3, "complete": True}
-    pools = [{"model": "tiny", "name": "main", "replicas": 1, "dp": 1}]
+    pools = [{"model": "tiny", "name": "main", "replicas": 1, "dp": 1, "engine_options": {}}]
     scenario = {"workload": {"arrivals": {"kind": "poisson", "rate": 2}}}
     facts = {"name": "three", "servecast": "0.1.0", "pools": pools, "scenario": scenario}
     return SimulatedRun("three", pl.DataFrame({**columns, **changes}), steps, NONE, summary, facts, slo or {}, {})

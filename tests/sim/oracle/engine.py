@@ -9,9 +9,15 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from math import inf
 
 from sim.windows import ONE
 from tests.sim.oracle.parts import Blocks, Naive, NaiveStep
+
+
+def hold_ends(r):
+    """Until when the KV of `r`, which has ended, is held."""
+    return r.token_s[-1] + r.hold_s
 
 
 class Oracle:
@@ -30,6 +36,8 @@ class Oracle:
         self.swapped: list[Naive] = []  # whose KV is in the memory of the host
         self.copied = 0  # blocks that go there or come back in the next step
         self.steps: list[NaiveStep] = []
+        self.holds: list[Naive] = []  # whose KV stays, though they have ended
+        self.let_go: list[tuple[int, str]] = []
         self.preemptions = 0
 
     def left(self, r):
@@ -79,7 +87,22 @@ class Oracle:
         r.computed = len(found) * self.size
         r.cached = r.computed if r.cached is None else r.cached
         self.running.append(r)
-        return self.schedule(r, n)
+        entry = self.schedule(r, n)
+        for held in [x for x in self.holds if x.next_id == r.id]:
+            self.end_hold(held, "resumed")
+        return entry
+
+    def end_hold(self, r, why):
+        """What was held of `r` stays no longer than a cache keeps it."""
+        self.holds.remove(r)
+        self.kv.give_back(r)
+        self.let_go.append((r.id, why))
+
+    def expire(self, t):
+        """Let go what was to be held until `t`."""
+        for r in sorted(self.holds, key=hold_ends):
+            if hold_ends(r) <= t:
+                self.end_hold(r, "expired")
 
     def preempt(self, r):
         """`r`, which no longer runs, gives its blocks back and waits again, to be recomputed."""
@@ -115,8 +138,11 @@ class Oracle:
         return 1
 
     def leave(self, r):
-        """A request that is over gives back its place and its blocks."""
-        self.kv.give_back(r)
+        """A request that is over gives back its place and its blocks, unless these are held."""
+        if r.hold_s is not None and r.next_id >= 0 and r.cancelled_s is None and r.tables:  # else it was preempted
+            self.holds.append(r)
+        else:
+            self.kv.give_back(r)
         next(queue for queue in (self.running, self.waiting, self.swapped, self.inbox) if r in queue).remove(r)
 
     def in_order(self, batch, place):
@@ -132,27 +158,57 @@ class Oracle:
             front.append(r)
         while front and front[0].entered_s <= t:
             r = front.popleft()
-            if r.gives_up_s < r.entered_s:
-                r.done, r.cancelled_s = True, r.gives_up_s
-            else:
+            if not r.done:
                 self.take(r)
 
+    def pass_time(self, arrivals, front, t, everyone):
+        """Whose time is over before `t` goes, one after the other, and comes again if its client tries again; those who
+        arrive meanwhile are there before."""
+        while True:
+            here = [r for r in (*front, *self.running, *self.waiting, *self.swapped, *self.inbox) if not r.done]
+            gone = min(
+                (r for r in here if r.gives_up_s < t), key=lambda r: (r.gives_up_s, r.arrival_s, r.id), default=None
+            )
+            soon = min((r.arrival_s for r in list(arrivals)[:1]), default=inf)
+            entry = min((r.entered_s for r in list(front)[:1]), default=inf)
+            until = min(soon, entry)
+            if until <= t and (gone is None or until <= gone.gives_up_s):
+                self.arrive(arrivals, front, until)
+                continue
+            if gone is None:
+                return
+            gone.cancelled_s = gone.gives_up_s
+            more = gone.next_try()
+            gone.done = True
+            if gone not in front:
+                self.leave(gone)
+            if more is not None:
+                everyone.append(more)
+                insort(arrivals, more, key=lambda x: x.arrival_s)
+
     def run(self, requests, follow_up=lambda r, now: None):
-        """`requests` in order of arrival; `follow_up(r, now)` is asked for one more whenever one is finished."""
+        """`requests` in order of arrival; `follow_up(r, now)` is asked for one more, or a list, when one is done."""
         arrivals, front, fresh, flight, t, everyone = deque(requests), deque(), [], deque(), 0.0, list(requests)
         used, places = deque(), deque()  # by batch in flight: blocks; who runs in which place
         while True:
-            self.arrive(arrivals, front, t)
+            self.pass_time(arrivals, front, t, everyone)
             preempted = self.preemptions
             while True:
                 if flight:
                     used[-1] = self.kv.used
-                if len(flight) == self.depth or not (batch := self.plan()):
+                if len(flight) == self.depth:
+                    break
+                self.expire(t)
+                if not (batch := self.plan()):
                     break
                 flight.append(batch)
                 used.append(self.kv.used)
                 places.append({r.id: i for i, r in enumerate(self.running)})
             if not flight and self.look():
+                continue
+            if not flight and self.holds and self.waiting:
+                if self.preemptions == preempted:
+                    self.end_hold(min(self.holds, key=hold_ends), "given_up")
                 continue
             for r in fresh:
                 self.take(r)
@@ -161,12 +217,15 @@ class Oracle:
                     fresh = []
                     continue
                 if not arrivals and not front:
+                    self.expire(inf)
                     return everyone
                 t = front[0].entered_s if front else arrivals[0].arrival_s
                 continue
             fresh = []
             batch = flight.popleft()
             chunks = [(n, before) for _, n, before, decode, _, _ in batch if not decode]
+            for r, n, _, decode, _, _ in batch:
+                r.read += 0 if decode or r.done else n
             kv = [self.in_kv(r, before) for r, _, before, decode, _, _ in batch if decode]
             drafts = sum(n - 1 for _, n, _, decode, _, _ in batch if decode)
             seen = tuple(sum(c % w.size if w.chunked else min(c, w.size) for c in kv) for w in self.tables.windows)
@@ -175,11 +234,7 @@ class Oracle:
             self.copied = 0
             named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
             self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv), seen, used.popleft(), drafts))
-            self.arrive(arrivals, front, t)
-            gone = [r for r in (*self.running, *self.waiting, *self.swapped, *self.inbox) if r.gives_up_s < t]
-            for r in sorted(gone, key=lambda r: (r.gives_up_s, r.arrival_s, r.id)):
-                r.done, r.cancelled_s = True, r.gives_up_s
-                self.leave(r)
+            self.pass_time(arrivals, front, t, everyone)
             for r, n, before, decode, yields, preemptions in self.in_order(batch, places.popleft()):
                 r.in_flight -= n
                 r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
@@ -200,9 +255,9 @@ class Oracle:
                     r.done = True
                     self.leave(r)
                     more = follow_up(r, t)
-                    if more is not None:
-                        everyone.append(more)
-                        if more.arrival_s == t and not self.request_s:
-                            fresh.append(more)
+                    for one in more if isinstance(more, list) else [] if more is None else [more]:
+                        everyone.append(one)
+                        if one.arrival_s == t and not self.request_s:
+                            fresh.append(one)
                         else:
-                            insort(arrivals, more, key=lambda x: x.arrival_s)
+                            insort(arrivals, one, key=lambda x: x.arrival_s)
