@@ -177,17 +177,17 @@ def _fusing_s(draft: Draft, layout: Parallelism, prices: Prices, tokens: Floats)
 
 def _on_line(cost: CompiledCost, decodes: int, kv_tokens: Ints) -> Floats:
     """Seconds of the attention of steps of decodes alone, whose KV tokens do not fall."""
-    pieces, at, parts = cost.decode[decodes], 0, []
+    parts: list[Floats] = []
+    pieces, at = cost.decode[decodes], 0
     for upto, a, b in pieces:
         if kv_tokens[at] > upto:
             continue
         end = len(kv_tokens) if kv_tokens[-1] <= upto else int(np.searchsorted(kv_tokens, upto, side="right"))
-        parts.append(a + b * kv_tokens[at:end])
+        parts.append(a + b * kv_tokens[at:end].astype(np.float64))
         at = end
         if at == len(kv_tokens):
             break
-    seconds: Floats = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return seconds
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _at(cost: CompiledCost, decodes: int, kv_tokens: int) -> float:

@@ -125,6 +125,7 @@ def _facts(pool: PoolSetup) -> PoolFacts:
         peaks=AtPeaks(pool.model, pool.layout, pool.gpu),
         tiers=() if pool.offload is None else tuple(tier.name for tier in pool.offload.tiers),
         stream_interval=pool.engine.options.get("stream_interval") or 1,
+        drafting=pool.drafting,
     )  # fmt: skip
 
 

@@ -118,6 +118,10 @@ def set_up(scenario: Scenario) -> Setup:
         problems += no_cold_start(scenario, pools)
     problems += not_split(pools, requests)
     problems += _wrong_models(scenario)
+    if any(pool.drafting for pool in pools) and any(
+        (pool.engine.options.get("stream_interval") or 1) > 1 for pool in pools
+    ):
+        problems.append("engine.stream_interval: with speculative decoding only 1 is modelled; take one of the two out")
     if requests and requests.trace.samples is not None:
         problems += _no_samples(pools)
         if any(pool.offload for pool in pools):
@@ -218,6 +222,9 @@ def _no_holds(scenario: Scenario, pools: tuple[PoolSetup, ...], requests: Reques
                 "workload.hold_kv: modelled for vLLM V1 replicas that read and answer, with pp 1 and dp 1; take "
                 "hold_kv out, or change the others"
             )
+        elif pool.offload is not None or pool.drafting is not None:
+            what = "KV tiers" if pool.offload is not None else "speculative decoding"
+            yield f"workload.hold_kv: not modelled together with {what}; take one of the two out"
         elif pool.model.windows:
             yield f"workload.hold_kv: not modelled for layers with windows, which {pool.model.name} has; take it out"
 

@@ -150,8 +150,6 @@ def no_drafts(
         yield f"{key}: drafts where prefill and decode are apart are not modelled; {out}"
     if tiers is not None:
         yield f"{key}: drafts with KV that tiers keep are not modelled; {out}, or the tiers"
-    if engine.options.get("stream_interval", 1) not in (None, 1):
-        yield f"{key}: drafts with a stream_interval above 1 are not modelled; {out}, or leave the interval out"
     if own is not None:
         yield f"{key}: a policy of your own plans one token a sequence; take one of the two out"
 

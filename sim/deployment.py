@@ -14,6 +14,7 @@ from sim.metrics import Floats
 
 if TYPE_CHECKING:
     from calibrate.utilisation import AtPeaks
+    from sim.drafts import Drafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class PoolFacts:
     peaks: AtPeaks | None = None
     tiers: tuple[str, ...] = ()
     stream_interval: int = 1  # output tokens of a message to a client
+    drafting: Drafting | None = None
 
     @property
     def block_bytes(self) -> int:

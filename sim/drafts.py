@@ -52,11 +52,18 @@ class Drafting:
         rng, begin = _stream(self.seed)
         rng.bit_generator.state = begin
         rng.bit_generator.advance(request << APART)  # type: ignore[attr-defined]
-        yielded = self._yields[np.searchsorted(self._rising, rng.random(steps), side="right")]
         if self.proposes == 1.0:
-            return np.full(steps, self.tokens), yielded
-        there = rng.random(steps) < self.proposes
+            right = np.searchsorted(self._rising, rng.random(steps), side="right")
+            return np.full(steps, self.tokens), self._yields[right]
+        draws = rng.random((steps, 2))
+        yielded = self._yields[np.searchsorted(self._rising, draws[:, 0], side="right")]
+        there = draws[:, 1] < self.proposes
         return self.tokens * there, np.where(there, yielded, 1)
+
+    def steps(self, request: int, tokens: int) -> int:
+        """How many steps a request decodes in until it has so many tokens of them, where it is never preempted and the
+        budget lets all drafts in."""
+        return int(np.searchsorted(np.cumsum(self.draws(request, tokens)[1]), tokens)) + 1 if tokens else 0
 
     def ahead(self, tokens: int) -> int:
         """For how many tokens more than `tokens` a request gets blocks that is admitted."""

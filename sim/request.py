@@ -188,6 +188,7 @@ class Request:
         self.node: Node | None = None  # of a radix cache: the last one that it locks, all before it too
         self.held: list[tuple[Run, int]] = []  # of a prefix cache: its leading blocks that somebody may look for
         self.tables = []
+        self.drawn = 0  # of an engine that speculates
         self.lag_step = NEVER  # from this step on a prefix cache knows one token less than was computed; see registered
         self.replica = -1
         self.outcome = IN_FLIGHT  # see sim.steplog.OUTCOMES

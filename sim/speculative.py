@@ -78,7 +78,6 @@ class SpeculativeDecodes(Decodes):
         """How many steps yield so many tokens."""
         if not hasattr(request, "drafts"):
             request.drafts = self._drafting.draws(request.id, request.output_tokens + 2)
-            request.drawn = 0
         if left <= 0:
             return 0
         return int(np.searchsorted(np.cumsum(request.drafts[1][request.drawn :]), left)) + 1

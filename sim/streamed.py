@@ -28,6 +28,7 @@ class Streamed:
         self._steps = steps
         self._gaps = gaps
         self._stages = stages
+        self._deployment = deployment
         self._every = deployment.of(lambda pool: pool.stream_interval)
 
     @cached_property
@@ -35,7 +36,13 @@ class Streamed:
         interval = None
         if self._seldom:
             interval = self._every[self._done["replica"].astype(np.int64)].astype(np.int64)
-        return Streams(self._done, self._steps, self._gaps, interval)
+        return Streams(self._done, self._steps, self._gaps, interval, self._by_step)
+
+    @cached_property
+    def _by_step(self) -> npt.NDArray[np.bool_] | None:
+        """bool[n]: whose replica drafts tokens, of which a step yields several; None where none does."""
+        drafts = self._deployment.of(lambda pool: pool.drafting is not None) > 0
+        return drafts[self._done["replica"].astype(np.int64)] if drafts.any() else None
 
     @property
     def _seldom(self) -> bool:
@@ -85,9 +92,23 @@ class Streamed:
         """int64[n]: how many gaps each has."""
         return self._streams.counts()
 
+    def _messages(self, number: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """int64[n]: in which message a token of each was; 0 where that cannot be told, since drafts were lost to a
+        preemption, or to a small budget."""
+        assert self._by_step is not None
+        done, found, counts = self._done, number.copy(), self._streams.counts()
+        pools = [pool.drafting for pool in self._deployment.pools for _ in range(pool.replicas)]
+        replica, ids, tokens = (done[name].astype(np.int64).tolist() for name in ("replica", "id", "output_tokens"))
+        for i in np.flatnonzero(self._by_step).tolist():
+            drafting = pools[replica[i]]
+            assert drafting is not None
+            alike = counts[i] == drafting.steps(ids[i], tokens[i] - 1)
+            found[i] = 1 + drafting.steps(ids[i], int(number[i]) - 1) if alike else 0
+        return found
+
     def token_s(self, number: npt.NDArray[np.int64]) -> Floats:
         """float64[n]: when a token of each came, by its number from 1."""
         if not self._stages:
-            return self._streams.token_s(number)
+            return self._streams.token_s(number, None if self._by_step is None else self._messages(number))
         done, last = self._done, self._done["output_tokens"]
         return np.where(number <= 1, done["first_token_s"], np.where(number == last, done["finish_s"], np.nan))

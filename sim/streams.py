@@ -29,7 +29,8 @@ class Streams:
     """The streams of finished `requests`, from the rows of the log of `steps` and of the long `gaps`. Unknown, and NaN,
     are those of several samples of a prompt, and where a replica's log does not hold all of a request's tokens
     (pipelines; a first token that another replica gave, or none of its steps). `interval` (int64[requests]): a message
-    has so many tokens, but the first has one and the last what is left; None where every token is one."""
+    has so many tokens, but the first has one and the last what is left; None where every token is one. `by_step`
+    (bool[requests]): a message has what a step yields; None where that is one token."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Streams:
         steps: Mapping[str, Floats],
         gaps: Mapping[str, Floats],
         interval: Whole | None = None,
+        by_step: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         columns = ("replica", "step", "steps", "start_s", "end_s", "first_step_s", "decodes")
         order = np.lexsort((steps["step"], steps["replica"]))
@@ -50,6 +52,7 @@ class Streams:
         self._first_s, self._finish_s = requests["first_token_s"], requests["finish_s"]
         self._tokens = requests["output_tokens"].astype(np.int64)
         self._interval = interval
+        self._by_step = by_step
         self._known = (requests["samples"] == 1) & (self._tokens > 1)
         mine = requests["replica"] * STRIDE
         key = every["replica"] * STRIDE + every["step"]
@@ -156,7 +159,15 @@ class Streams:
 
     def counts(self) -> Whole:
         """int64[requests]: how many gaps between messages each has, of unknown streams too."""
-        return -(-(self._tokens - 1) // (1 if self._interval is None else self._interval))
+        found = -(-(self._tokens - 1) // (1 if self._interval is None else self._interval))
+        if self._by_step is not None:
+            some = self._begin <= self._last
+            begin, last = np.where(some, self._begin, 0), np.where(some, self._last, 0)
+            steps = np.where(some, self._done[last] - self._done[begin] + self._rows["steps"][begin], 0)
+            of_each = np.zeros(len(found), np.int64)
+            np.add.at(of_each, self._whose, 1 + steps.astype(np.int64))
+            found = np.where(self._by_step & self._known, of_each - 1, found)
+        return found
 
     def messages(self) -> Iterator[tuple[Whole, Floats, Floats]]:
         """(which request, when the message before came, seconds since then) of all messages of known streams but the
@@ -173,14 +184,16 @@ class Streams:
             gaps = np.flatnonzero(~begins)
             yield of[gaps], times[gaps - 1], times[gaps] - times[gaps - 1]
 
-    def token_s(self, number: Whole) -> Floats:
+    def token_s(self, number: Whole, message: Whole | None = None) -> Floats:
         """float64[requests]: when token `number` of each came, from 1, in its message; of unknown streams only the
-        first and the last."""
+        first and the last. `message`: which message that is, where it is said (0: not known)."""
         if self._interval is not None:
             number = np.minimum(1 + -(-(number - 1) // self._interval) * self._interval, self._tokens)
         found = np.where(number <= 1, self._first_s, np.nan)
         found = np.where(number == self._tokens, self._finish_s, found)
         between = np.flatnonzero(self._known & (number > 1) & (number < self._tokens))
+        if message is not None:
+            number, between = message, between[message[between] > 0]
         found[between] = self._times(between, number[between])
         return found
 

@@ -189,7 +189,7 @@ def same(
     # Those of a plan that left nothing to compute go into the next row, if there is one.
     assert steps["preempted"].sum() + replica.lost_preemptions == naive_engine.preemptions
     if patience_s is None and first_s is None:
-        check_gaps(sent, naive_engine, steps, log)
+        check_gaps(sent, naive_engine, steps, log, drafting)
     return naive_engine, log
 
 
@@ -229,7 +229,7 @@ def check_given_up(naive, log):
         assert r.patience_s == r.first_s or said == (not r.token_s and r.first_s < r.patience_s)
 
 
-def check_gaps(naive, engine, steps, log):
+def check_gaps(naive, engine, steps, log, drafting=None):
     """Token gaps: what the step log gives as step durations, and the long ones, are all the gaps there are."""
     ends = [s.end_s for s in engine.steps]
     position = {end: i for i, end in enumerate(ends)}
@@ -250,20 +250,25 @@ def check_gaps(naive, engine, steps, log):
     assert all(w <= plain[i] for i, w in enumerate(weights))
     not_alone = Counter((-1, a, b) for _, a, b in (Counter(long) - logged).elements())
     assert not not_alone - logged, "what is not in the log by its request is one of all who waited"
-    check_streams(naive, log)
+    check_streams(naive, log, drafting)
 
 
-def check_streams(naive, log):
+def check_streams(naive, log, drafting):
     """Gaps between messages, and the times of tokens, against those of every token, whatever a message holds."""
     rows = log.requests.table()
     rows = rows.take(np.argsort(rows["id"]))
     assert rows["id"].tolist() == [r.id for r in naive]
-    for each in (None, 1 + np.arange(len(naive)) % 4):
-        streams = Streams(rows, log.steps.table(), log.gaps.table(), each)
-        sent = [
-            r.token_s[:-1:k] + r.token_s[-1:]
-            for r, k in zip(naive, np.ones(len(naive), int) if each is None else each, strict=True)
-        ]
+    for each in (None, 1 + np.arange(len(naive)) % 4) if drafting is None else (None,):
+        by_step = None if drafting is None else np.ones(len(naive), bool)
+        streams = Streams(rows, log.steps.table(), log.gaps.table(), each, by_step)
+        sent = (
+            [list(dict.fromkeys(r.token_s)) for r in naive]
+            if drafting
+            else [
+                r.token_s[:-1:k] + r.token_s[-1:]
+                for r, k in zip(naive, np.ones(len(naive), int) if each is None else each, strict=True)
+            ]
+        )
         gaps = [np.diff(times) for times in sent]
         assert streams.counts().tolist() == [len(g) for g in gaps]
         longest = [g.max() if len(g) else np.nan for g in gaps]
@@ -279,7 +284,14 @@ def check_streams(naive, log):
             seen = [
                 next(t for t in times if t >= r.token_s[n - 1]) for r, times, n in zip(naive, sent, number, strict=True)
             ]
-            assert np.allclose(streams.token_s(number), seen, rtol=0, atol=1e-6)
+            message = None
+            if drafting is not None:
+                message = np.array([1 + times.index(t) for t, times in zip(seen, sent, strict=True)])
+                steps = log.steps.table()
+                all_in = (steps["draft_tokens"] == steps["decodes"] * drafting.tokens).all()
+                for r, n, m in zip(naive, number.tolist(), message.tolist(), strict=True) if all_in else ():
+                    assert m == 1 + drafting.steps(r.id, n - 1) or r.preemptions
+            assert np.allclose(streams.token_s(number, message), seen, rtol=0, atol=1e-6)
 
 
 @st.composite

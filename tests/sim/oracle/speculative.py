@@ -20,18 +20,18 @@ class Speculative(VllmV1):
     def wanted(self, r):
         return r.prompt + r.out + r.placeholders + r.drafts - r.computed
 
-    def holds(self, r, tokens):
+    def reach(self, r, tokens):
         """Tokens that `r` needs blocks for to have `tokens` computed."""
         return min(tokens + self.drafting.lookahead, self.drafting.max_model_len)
 
-    def holds_first(self, tokens):
+    def reach_first(self, tokens):
         ahead = self.drafting.lookahead if self.drafting.at_admission else 0
         return min(tokens + ahead, self.drafting.max_model_len)
 
     def admit(self, n, found=(), reserve=0):
         first = len(found) * self.size + n
         self.admitting = True
-        entry = super().admit(n, found, self.holds_first(first))
+        entry = super().admit(n, found, self.reach_first(first))
         self.admitting = False
         return entry
 
@@ -41,7 +41,7 @@ class Speculative(VllmV1):
 
     def schedule(self, r, n):
         if not self.admitting:
-            r.reserved = max(r.reserved, self.holds(r, r.computed + n))
+            r.reserved = max(r.reserved, self.reach(r, r.computed + n))
         drafts = max(0, r.computed + n - (r.prompt + r.out + r.placeholders))
         r.drafts = 0
         placeholders = r.placeholders

@@ -20,7 +20,7 @@ class VllmV1(Oracle):
             n = min(self.wanted(r), limit, budget)
             self.kv.slide(r)
             victim = None
-            while self.kv.need(r, self.holds(r, r.computed + n)) > self.free and victim is not r:
+            while self.kv.need(r, self.reach(r, r.computed + n)) > self.free and victim is not r:
                 among = [x for x in self.running if self.eligible(x)]
                 victim = max(among, key=lambda x: x.rank) if p.by_priority else among[-1]
                 at = self.running.index(victim)
@@ -54,11 +54,11 @@ class VllmV1(Oracle):
         """Tokens of `r` that can be computed."""
         return r.prompt + r.out + r.placeholders - r.computed
 
-    def holds(self, r, tokens):
+    def reach(self, r, tokens):
         """Tokens that `r` needs blocks for to have `tokens` computed."""
         return tokens
 
-    def holds_first(self, tokens):
+    def reach_first(self, tokens):
         """The same, when it is admitted."""
         return tokens
 
@@ -88,7 +88,7 @@ class VllmV1(Oracle):
         if n > budget and not p.enable_chunked_prefill:
             return None
         n = min(n, budget)
-        first = self.holds_first(cached + n)
+        first = self.reach_first(cached + n)
         last = r.prompt + r.out if p.scheduler_reserve_full_isl else first
         needed = max(self.reserved(last, len(found)), self.tables.count * (self.blocks(first) - len(found)))
         if needed + self.kv.idle(r, len(found)) + self.spare > self.free:
