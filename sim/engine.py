@@ -18,15 +18,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
+from sim.batch import Batch
 from sim.gaps import Gaps
+from sim.holding import Holding
 from sim.polls import Polls
 from sim.request import NEVER, Hold, Request
 from sim.schedulers import Scheduler
-from sim.speculative import SpeculativeDecodes, Verified
-from sim.state import Batch, State
-from sim.steplog import CANCELLED, EXPIRED, GIVEN_UP, LENGTH, RESUMED, STEP_COLUMNS, STOP, Log
+from sim.speculative import SpeculativeDecodes, single_rows
+from sim.state import State
+from sim.steplog import CANCELLED, LENGTH, STOP, Log
 
 if TYPE_CHECKING:
     from sim.offload import TieredCache
@@ -65,7 +65,7 @@ class Engine:
         self._cancelled: list[Request] = []  # given up since the last plan
         self._prompts: list[Request] = []  # complete since the last step, and not yet kept for others
         self._polls = Polls(2 if asynchronous else 1)
-        self._expired: deque[Request] = deque()  # held for long enough, and not yet let go
+        self.holding = Holding(index, state, log)
         self._waiting = 0  # requests in the queue once the run in progress was planned
         self.lost_preemptions = 0
         """By plans that left nothing to compute, and so have no row in the log: they go into the next one."""
@@ -92,7 +92,7 @@ class Engine:
         batch, single = self._plan(planned_s)
         lost, copied = list[Request](), 0
         # An empty step takes no time.
-        while batch.empty and (single or batch.preempted or self._look_again() or self._give_up_a_hold(now)):
+        while batch.empty and (single or batch.preempted or self._look_again() or self.holding.give_up(now)):
             lost += batch.preempted
             copied += batch.copied_blocks
             if state.windows is not None or state.drafting is not None:
@@ -134,15 +134,15 @@ class Engine:
         state, polls = self.state, self._polls
         if polls and not self._async:
             self._hear()
-        if self._expired:
-            self._expire(planned_s)
+        if self.holding.expired:
+            self.holding.expire(planned_s)
         if self._tiered is not None:
             self._tiered.now_s = planned_s
         batch = self._scheduler.plan(state)
         if self._tiered is not None:
             self._offload(batch, self._tiered)
         if state.resumed:
-            self._log_resumed(planned_s)
+            self.holding.resumed(planned_s)
         self._unread = 0 if batch.chunks or batch.joins else (self._unread + 1) % self._every
         if batch.pulls and self._on_pull is not None:
             for request, found in batch.pulls:
@@ -156,36 +156,10 @@ class Engine:
             polls.launch()
             more = more or bool(polls)
         self._left_out(batch)
-        return batch, more or bool(self._expired)
+        return batch, more or bool(self.holding.expired)
 
     def _held(self, request: Request, hold: Hold) -> None:
         """Its KV is held from now on."""
-
-    def _expire(self, planned_s: float) -> None:
-        """Let go what was to be held until then."""
-        while self._expired and (request := self._expired[0]).hold_ends_s <= planned_s:
-            self._expired.popleft()
-            self._let_go(request, request.hold_ends_s, EXPIRED)
-
-    def _let_go(self, request: Request, now: float, why: int) -> None:
-        assert request.hold is not None
-        if self.state.holds.get(request.hold.next) is request:
-            self.state.let_go(request)
-            self._log.hold(self.index, request, self.state.kv.blocks(request.computed), now, why)
-
-    def _log_resumed(self, now: float) -> None:
-        state = self.state
-        for request in state.resumed:
-            self._log.hold(self.index, request, state.kv.blocks(request.computed), now, RESUMED)
-        state.resumed.clear()
-
-    def _give_up_a_hold(self, now: float) -> bool:
-        """With requests waiting and nothing to do for it, an engine lets go what it would hold for the shortest time
-        from now on. Whether there was any."""
-        if not self.state.waiting or not self.state.holds:
-            return False
-        self._let_go(min(self.state.holds.values(), key=lambda request: request.hold_ends_s), now, GIVEN_UP)
-        return True
 
     def _offload(self, batch: Batch, cache: TieredCache) -> None:
         """A plan with tiers was made: what it computes is offered to them, what it loads is on its way."""
@@ -231,7 +205,9 @@ class Engine:
         if isinstance(decodes, SpeculativeDecodes):
             output_tokens = decodes.yields()
             if steps > 1:
-                single = self._single_rows(batch, decodes.over(steps), gaps, blocks)
+                running = len(state.running) - len(self._ended)
+                facts = self.index, first_step, batch.decodes, gaps, running, self._waiting, blocks
+                single = single_rows(decodes.over(steps), self._start_s, ends, facts)
         if not batch.paused:
             decodes.advance(steps)
             if batch.skipped or self.gaps.open:
@@ -298,24 +274,6 @@ class Engine:
         if self._lets_in:
             self._look(ends)
         return finished
-
-    def _single_rows(self, batch: Batch, verified: Verified, gaps: int, blocks: int) -> bytes:
-        """The rows of a run of steps that verify drafts, one for each, since their durations are on no straight line;
-        `blocks` were in use in the first. Nobody was preempted in it."""
-        state, ends = self.state, np.array(self._ends_s)
-        kv, drafts, out, taken = verified
-        rows = np.zeros((len(ends), len(STEP_COLUMNS)))
-        begins = np.append(self._start_s, ends[:-1])
-        used = blocks + np.cumsum(taken) - taken[0]
-        first = state.step - len(ends)
-        for name, column in (
-            ("replica", self.index), ("step", first + np.arange(len(ends))), ("start_s", begins), ("end_s", ends),
-            ("steps", 1), ("first_step_s", ends - begins), ("decodes", batch.decodes), ("kv_tokens", kv),
-            ("output_tokens", out), ("gaps", gaps), ("running", len(state.running) - len(self._ended)),
-            ("waiting", self._waiting), ("kv_blocks", used), ("kv_blocks_end", used), ("draft_tokens", drafts),
-        ):  # fmt: skip
-            rows[:, STEP_COLUMNS.index(name)] = column
-        return rows.tobytes()
 
     def _enter(self, request: Request) -> None:
         """The scheduler has received `request`."""

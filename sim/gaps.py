@@ -6,8 +6,8 @@ one by one, or paused all together: these are one number for all of them, so tha
 
 from __future__ import annotations
 
+from sim.batch import Batch
 from sim.request import NOT_YET, Request
-from sim.state import Batch
 from sim.steplog import Log
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, cast
 from sim.offload import Loaded, TieredCache
 
 if TYPE_CHECKING:
+    from sim.batch import Batch
     from sim.request import Request
-    from sim.state import Batch, State
+from sim.state import State
 
 
 def tiered(state: State) -> TieredCache:

@@ -21,13 +21,14 @@ from typing import Any, Protocol
 
 from simpy import Event
 
+from sim.batch import Batch
 from sim.clock import Clock
 from sim.decodes import Decodes
 from sim.gaps import Gaps
 from sim.replica import Replica
 from sim.request import Request
 from sim.schedulers import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 from sim.steplog import CANCELLED, Log
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.batch import Batch
 from sim.request import NEVER
 from sim.speculative import SpeculativeDecodes
-from sim.state import Batch, State
+from sim.state import State
 
 if TYPE_CHECKING:
     from calibrate.cost import DraftCost

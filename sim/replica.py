@@ -135,9 +135,9 @@ class Replica(Engine):
 
     def _hold_ends(self, request: Request) -> None:
         """The next plan that can know of it lets it go."""
-        self._expired.append(request)
+        self.holding.expired.append(request)
         if self.batch is None:
-            self._expire(request.hold_ends_s)
+            self.holding.expire(request.hold_ends_s)
         else:
             self._cut(self._seen_after(request.hold_ends_s))
 
@@ -176,7 +176,7 @@ class Replica(Engine):
             self._ends_s = self._ends_s[:done]
             self.finish_run()
         for held in list(self.state.holds.values()):
-            self._let_go(held, now, GIVEN_UP)
+            self.holding.let_go(held, now, GIVEN_UP)
         lost = [(request, self._received(request, 0)) for request in self.requests if not request.over]
         self.batch = self._wake = None
         return lost

@@ -380,35 +380,16 @@ class Result:
 
         All files are written before any takes its name, so that a full disk leaves older results whole.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        written: list[Path] = []
-
-        def part(name: str) -> Path:
-            written.append(folder / f"{name}.part")
-            return written[-1]
-
-        try:
-            tables.write_parquet(part("requests.parquet"), self._request_frames())
-            tables.write_parquet(part("steps.parquet"), self._step_frames())
-            if self._transfers.height:
-                blocks = self._transfers.blocks()
-                tables.write_parquet(part("transfers.parquet"), (tables.transfer_frame(rows) for rows in blocks))
-            if self._changes.height:
-                tables.write_parquet(part("replicas.parquet"), iter([self.replicas]))
-            if self._left_out.height:
-                tables.write_parquet(part("gaps.parquet"), (tables.gap_frame(rows) for rows in self._left_out.blocks()))
-            facts = {"summary.json": self.summary(), "manifest.json": dict(self.manifest)}
-            dumped = {name: json.dumps(table, indent=2, allow_nan=False) + "\n" for name, table in facts.items()}
-            for name, text in (dumped | dict(texts)).items():
-                part(name).write_text(text, encoding="utf-8")
-            for path in written:
-                path.replace(path.with_suffix(""))
-        except BaseException:
-            for path in written:
-                path.unlink(missing_ok=True)
-            raise
-        return folder
+        frames = {"requests.parquet": self._request_frames(), "steps.parquet": self._step_frames()}
+        if self._transfers.height:
+            frames["transfers.parquet"] = (tables.transfer_frame(rows) for rows in self._transfers.blocks())
+        if self._changes.height:
+            frames["replicas.parquet"] = iter([self.replicas])
+        if self._left_out.height:
+            frames["gaps.parquet"] = (tables.gap_frame(rows) for rows in self._left_out.blocks())
+        facts = {"summary.json": self.summary(), "manifest.json": dict(self.manifest)}
+        dumped = {name: json.dumps(table, indent=2, allow_nan=False) + "\n" for name, table in facts.items()}
+        return tables.write_folder(Path(folder), frames, dumped | dict(texts))
 
 
 def _distribution(values: Floats) -> Distribution:

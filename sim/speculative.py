@@ -11,6 +11,7 @@ wrong is overwritten: blocks are not given back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from sim.decodes import Decodes
 from sim.drafts import Drafting, Ints
 from sim.request import Request
+from sim.steplog import STEP_COLUMNS
 
 GAIN, OUT, LOAD, TAKE = range(4)
 """Lanes, by step: tokens more in KV after it, tokens that clients get, tokens computed, and blocks taken."""
@@ -264,3 +266,23 @@ class SpeculativeDecodes(Decodes):
             self._lanes, self._first = lanes, self.step
             start = step - self._first
         return lanes[:, start : start + steps]
+
+
+def single_rows(
+    verified: Verified, start_s: float, ends_s: Sequence[float], facts: tuple[int, int, int, int, int, int, int]
+) -> bytes:
+    """The rows of the log for a run of steps that verify drafts, one for each, since their durations are on no straight
+    line. `facts`: replica, first step, decodes, gaps, running and waiting requests, and blocks in use in the first."""
+    replica, first, decodes, gaps, running, waiting, blocks = facts
+    ends = np.array(ends_s)
+    begins = np.append(start_s, ends[:-1])
+    used = blocks + np.cumsum(verified.taken) - verified.taken[0]
+    rows = np.zeros((len(ends), len(STEP_COLUMNS)))
+    for name, column in (
+        ("replica", replica), ("step", first + np.arange(len(ends))), ("start_s", begins), ("end_s", ends),
+        ("steps", 1), ("first_step_s", ends - begins), ("decodes", decodes), ("kv_tokens", verified.kv_tokens),
+        ("output_tokens", verified.out), ("gaps", gaps), ("running", running), ("waiting", waiting),
+        ("kv_blocks", used), ("kv_blocks_end", used), ("draft_tokens", verified.drafts),
+    ):  # fmt: skip
+        rows[:, STEP_COLUMNS.index(name)] = column
+    return rows.tobytes()

@@ -13,13 +13,13 @@ from typing import Any
 
 from simpy import Event
 
+from sim.batch import Batch
 from sim.bootstrap import Bootstrapped
 from sim.polls import Polls
 from sim.pushed import Pushed
 from sim.replica import Replica
 from sim.request import Request
 from sim.schedulers.sglang_split import SglangDecode
-from sim.state import Batch
 from sim.steplog import CANCELLED, LENGTH, STOP
 
 

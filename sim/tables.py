@@ -124,3 +124,26 @@ def _integers(columns: list[str]) -> list[pl.Expr]:
 
     sizes = [(SMALL, pl.Int32), (LARGE, pl.Int64)]
     return [pl.col(column).cast(size) for names, size in sizes for column in columns if column in names]
+
+
+def write_folder(folder: Path, frames: Mapping[str, Iterator[pl.DataFrame]], texts: Mapping[str, str]) -> Path:
+    """Write Parquet files of `frames` and text files, by their names. All are written before any takes its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+
+    def part(name: str) -> Path:
+        written.append(folder / f"{name}.part")
+        return written[-1]
+
+    try:
+        for name, blocks in frames.items():
+            write_parquet(part(name), blocks)
+        for name, text in texts.items():
+            part(name).write_text(text, encoding="utf-8")
+        for path in written:
+            path.replace(path.with_suffix(""))
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return folder

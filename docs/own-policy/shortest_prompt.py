@@ -3,8 +3,9 @@
 Run it: servecast run docs/own-policy/scenario.yaml. Every plan is checked; a mistake is named, with step and state.
 """
 
+from sim.batch import Batch
 from sim.schedulers import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 
 
 class ShortestPrompt(Scheduler):

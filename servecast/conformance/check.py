@@ -19,9 +19,10 @@ from servecast.conformance.composition import NAMES, Composition, composed, reas
 from servecast.conformance.plans import Plan, Record
 from servecast.conformance.replay import Driven, EndError, LostError, Ours, Theirs
 from servecast.errors import ServecastError
+from sim.batch import Batch
 from sim.kvcache import KVCache
 from sim.schedulers import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 
 if TYPE_CHECKING:
     from calibrate.observe.steps import ObservedRun

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from servecast.conformance.plans import Chunk, Plan, Record
-from sim.state import Batch, State
+from sim.batch import Batch
+from sim.state import State
 
 NAMES = {
     "chunks": "prefill chunks", "decodes": "decodes", "kv_tokens": "KV tokens", "running": "running requests",

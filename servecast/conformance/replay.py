@@ -12,12 +12,13 @@ from copy import copy, deepcopy
 from types import MappingProxyType
 
 from servecast.conformance.plans import OF_ITSELF, Plan, Record
+from sim.batch import Batch
 from sim.clock import Clock
 from sim.kvcache import KVCache
 from sim.replica import Replica
 from sim.request import Request
 from sim.schedulers import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 from sim.steplog import CANCELLED, Log
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import traceback
 
 from servecast.errors import ServecastError
+from sim.batch import Batch
 from sim.kvcache import KVCache
 from sim.schedulers.policy import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 
 
 class Audited(Scheduler):

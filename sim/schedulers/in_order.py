@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sim.batch import Batch
 from sim.request import Request
-from sim.state import Batch, State
+from sim.state import State
 
 Preempt = Callable[[State, Batch, Request], None]
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.batch import Batch
 from sim.kvcache import KVCache
 from sim.schedulers.policy import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 
 AHEAD = 8
 """Tokens of each request that must still fit when one is admitted."""

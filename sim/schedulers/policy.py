@@ -3,9 +3,10 @@ alone must be said."""
 
 from __future__ import annotations
 
+from sim.batch import Batch
 from sim.kvcache import KVCache
 from sim.request import NEVER, Request
-from sim.state import Batch, State
+from sim.state import State
 
 
 class Scheduler:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.batch import Batch
 from sim.kvcache import KVCache, Reserved
 from sim.schedulers.in_order import decode_in_order
 from sim.schedulers.policy import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from servecast.errors import ServecastError
+from sim.batch import Batch
 from sim.request import Request
 from sim.schedulers.policy import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 
 CLIP = 4096
 """Tokens beyond which a request's `max_tokens` is not believed (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""

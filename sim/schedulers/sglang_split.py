@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sim.batch import Batch
 from sim.request import Request
 from sim.schedulers.sglang import CLIP, Sglang
-from sim.state import Batch, State
+from sim.state import State
 
 READY = -1
 """The ticket of those whose KV has come and was looked for: they go before all whose KV has come since."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 
+from sim.batch import Batch
 from sim.kvcache import ReservedToTheEnd
 from sim.request import Request
 from sim.schedulers.policy import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 
 
 @dataclass(slots=True)

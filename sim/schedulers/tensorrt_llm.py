@@ -15,9 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sim.batch import Batch
 from sim.request import NEVER
 from sim.schedulers.policy import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
+from sim.batch import Batch
 from sim.kvcache import ReservedToTheEnd
 from sim.schedulers.policy import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 
 
 @dataclass(slots=True)

@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servecast.errors import ServecastError
+from sim.batch import Batch
 from sim.kvcache import KVCache, Reserved
 from sim.request import Request
 from sim.schedulers.in_order import decode_in_order, preempt_for
 from sim.schedulers.policy import Scheduler
-from sim.state import Batch, State
+from sim.state import State
 
 
 @dataclass(frozen=True, slots=True)

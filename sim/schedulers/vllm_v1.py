@@ -14,9 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.batch import Batch
 from sim.loading import known_to, load_or_wait
 from sim.schedulers.policy import Scheduler
-from sim.state import Batch, State, rank
+from sim.state import State, rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "own-policy" / "shortest_prompt.p
 
 GOOD = """
 from sim.schedulers import Scheduler
-from sim.state import Batch
+from sim.batch import Batch
 
 class Mine(Scheduler):
     def plan(self, state):

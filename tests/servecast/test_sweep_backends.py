@@ -37,7 +37,7 @@ POLICY = """
 import os, signal, time
 from pathlib import Path
 from sim.schedulers import Scheduler
-from sim.state import Batch
+from sim.batch import Batch
 
 class Mine(Scheduler):
     def __init__(self):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from servecast.errors import ServecastError
+from sim.batch import Batch
 from sim.cluster import Cluster, Pool
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
-from sim.state import Batch
 from sim.steplog import OUTCOMES, UNFINISHED
 from tests.sim.engine import NO_TIME, LinearCost, simulate
 

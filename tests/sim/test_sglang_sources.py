@@ -14,10 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sim import radixcache
+from sim.batch import Batch
 from sim.kvcache import KVCache
 from sim.request import Request
 from sim.schedulers.sglang import Sglang
-from sim.state import Batch, State
+from sim.state import State
 from tests.sim.oracle import sglang as oracle_sglang
 from tests.sim.sglang_sources import SRT, Sources, Tree
 from tests.sim.test_oracle import same
