@@ -14,7 +14,7 @@ from sim.offload import Loaded, TieredCache
 if TYPE_CHECKING:
     from sim.batch import Batch
     from sim.request import Request
-from sim.state import State
+    from sim.state import State
 
 
 def tiered(state: State) -> TieredCache:
