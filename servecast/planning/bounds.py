@@ -3,7 +3,7 @@ plan, so that hopeless candidates are never simulated. They only ever leave out 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
@@ -48,6 +48,8 @@ def bound(setup: Setup, requirements: Iterable[Requirement]) -> Bound:
                 return Bound(1, why=f"{requirement}: a prompt alone takes {requirement.shown(least)}")
         if requirement.metric in ("tpot", "itl"):
             least = _least_step_s(answerers[0])
+            if requirement.metric == "tpot":  # between messages it is a step, which may yield several tokens
+                least /= _most_tokens(answerers[0])
             if least > requirement.limit:
                 return Bound(1, why=f"{requirement}: a token alone takes {requirement.shown(least)}")
     rate = rate_of(setup.requests)
@@ -62,7 +64,7 @@ def bound(setup: Setup, requirements: Iterable[Requirement]) -> Bound:
         share = 1 / pool.replicas
         needed = max(needed, share * rate * _least_work_s(pool, reads, answers))
         if answers and own and trace.samples is None and not pool.model.windows:
-            held_s = answers * _least_step_s(pool)
+            held_s = answers * _least_step_s(pool) / _most_tokens(pool)
             needed = max(needed, share * rate * held_s * (prompt + answers / 2) / pool.memory.kv_tokens)
     least = max(1, ceil(SLACK * needed))
     return Bound(least, max(least, _guess(setup, requirements, rate)))
@@ -79,12 +81,31 @@ def _guess(setup: Setup, requirements: Iterable[Requirement], rate: float) -> in
         reads_s = prompt * _bottleneck_s(pool, [(chunk, 0)], 0, 0) / chunk if pool.role != "decode" else 0.0
         context = prompt + output / 2
         batch = max(1, min(pool.engine.max_num_seqs, int(pool.memory.kv_tokens / context)))
-        while batch > 1 and _step_s(pool, [], batch, int(batch * context)) > 0.7 * tpot_s:
+        while batch > 1 and _token_s(pool, batch, int(batch * context)) > 0.7 * tpot_s:
             batch = batch * 3 // 4
-        answers_s = output * _bottleneck_s(pool, [], batch, int(batch * context)) / batch
+        answers_s = output * _token_s(pool, batch, int(batch * context), _bottleneck_s) / batch
         work_s = reads_s + (answers_s if pool.role != "prefill" else 0.0)
         needed = max(needed, rate * work_s / pool.replicas / LOAD)
     return ceil(needed)
+
+
+def _most_tokens(pool: PoolSetup) -> int:
+    """Of a sequence in one step."""
+    return 1 if pool.drafting is None else 1 + pool.drafting.tokens
+
+
+def _token_s(
+    pool: PoolSetup,
+    decodes: int,
+    kv_tokens: int,
+    step_s: Callable[[PoolSetup, list[tuple[int, int]], int, int], float] | None = None,
+) -> float:
+    """Seconds a token of each of so many sequences, with the drafts that are right on average."""
+    if pool.drafts is None or pool.drafting is None:
+        return (step_s or _step_s)(pool, [], decodes, kv_tokens)
+    drafts = round(decodes * pool.drafting.tokens * pool.drafting.proposes)
+    length = 1 + pool.drafting.proposes * sum(pool.drafting.rates)
+    return pool.drafts.step_s([], decodes, kv_tokens, drafts=drafts) / length
 
 
 def _bottleneck_s(pool: PoolSetup, chunks: list[tuple[int, int]], decodes: int, kv_tokens: int) -> float:
@@ -140,5 +161,5 @@ def _least_work_s(pool: PoolSetup, prompt: float, output: float) -> float:
         if not pool.model.windows:
             together = max(1, min(together, int(pool.memory.kv_tokens / context)))
         step = max(min(cost.decode_tokens_s[1:]), 0.0)
-        best = max(best, each, max(output - 1, 0.0) * step / together)
+        best = max(best, each, max(output - 1, 0.0) * step / together / _most_tokens(pool))
     return best

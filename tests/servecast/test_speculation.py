@@ -10,6 +10,8 @@ from click.testing import CliRunner
 
 from servecast.cli import main
 from servecast.errors import ServecastError
+from servecast.planning.bounds import bound
+from servecast.planning.slo import parse_requirements
 from servecast.run import simulate
 from servecast.scenario import load_scenario
 from servecast.setup import set_up
@@ -163,3 +165,11 @@ def test_intervals_and_acceptance_are_listed(file):
     assert "qwen3.5-397b-mtp" in listed.output
     many = CliRunner().invoke(main, ["run", str(file), "--intervals", "--set", "workload.num_requests=30"])
     assert many.exit_code == 0, many.output
+
+
+def test_bounds_of_plans_know_that_a_step_yields_several_tokens(file):
+    required = parse_requirements(["p50 tpot < 4ms"])
+    drafts, plain = (set_up(load_scenario(file, c)) for c in ((), ("engine.speculative_config=null",)))
+    assert "a token alone takes" in bound(plain, required).why
+    assert not bound(drafts, required).why
+    assert simulate(drafts).summary()["p50_tpot_ms"] < 4
