@@ -6,40 +6,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from calibrate.speculative_cost import SpeculativeCost
 
 
 @dataclass(frozen=True, slots=True)
 class DraftWorth:
-    """Steps of sequences with `context` tokens each, which yield `length` tokens a sequence with drafts: sequences ->
-    (seconds without drafts, seconds with them). `turns`: the fewest sequences from which on drafts make tokens come
-    later with any number up to `most`; None where they never do."""
+    """Steps of sequences with `context` tokens each, which yield `length` tokens a sequence with drafts where the token
+    budget lets all in: sequences -> (seconds without drafts; seconds with them, tokens a sequence with them). `turns`:
+    the fewest sequences from which on drafts make tokens come later with any number up to `most`; None where they never
+    do."""
 
     length: float
     context: int
     most: int
-    by_batch: Mapping[int, tuple[float, float]]
+    by_batch: Mapping[int, tuple[float, float, float]]
     turns: int | None
 
     def speedup(self, batch: int) -> float:
         """How many times as fast tokens come with drafts; `batch` is one of `by_batch`."""
-        plain_s, drafted_s = self.by_batch[batch]
-        return plain_s * self.length / drafted_s
+        plain_s, drafted_s, length = self.by_batch[batch]
+        return plain_s * length / drafted_s
 
 
 def worth(cost: SpeculativeCost, length: float, proposes: float, context: int, most: int) -> DraftWorth:
     """Of steps of 1 to `most` sequences, in `proposes` of which there are drafts."""
-    batches = np.arange(1, most + 1)
-    steps = {int(n): _steps(cost, int(n), proposes, context) for n in batches}
-    slower = [n for n in steps if steps[n][0] * length < steps[n][1]]
-    faster = [n for n in steps if steps[n][0] * length >= steps[n][1]]
+    steps = {
+        n: (cost.plain.step_s((), n, n * context), *drafted(cost, n, n * context, length, proposes))
+        for n in range(1, most + 1)
+    }
+    slower = [n for n, (plain_s, drafted_s, tokens) in steps.items() if plain_s * tokens < drafted_s]
+    faster = steps.keys() - set(slower)
     last = max(faster, default=0)
     shown = sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
     return DraftWorth(length, context, most, {n: steps[n] for n in shown}, last + 1 if slower and last < most else None)
 
 
-def _steps(cost: SpeculativeCost, n: int, proposes: float, context: int) -> tuple[float, float]:
-    kv = n * context
-    return cost.plain.step_s((), n, kv), cost.step_s((), n, kv, drafts=round(n * cost.tokens * proposes))
+def drafted(cost: SpeculativeCost, n: int, kv_tokens: int, length: float, proposes: float) -> tuple[float, float]:
+    """Seconds of a step of `n` sequences that have drafts in `proposes` of steps, and the tokens it yields of each on
+    average: `length` of those that it computes. Whom the token budget does not reach waits."""
+    computed = max(1, min(n, int(cost.budget / (1 + cost.tokens * proposes))))
+    drafts = min(round(computed * cost.tokens * proposes), cost.budget - computed)
+    return cost.step_s((), computed, kv_tokens * computed // n, drafts=drafts), length * computed / n

@@ -8,7 +8,7 @@ how a scheduler uses them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from calibrate.families import RESOLVE
@@ -89,12 +89,15 @@ class Overlap:
 class Speculation:
     """How an engine speculates: `tokens` are drafted for a sequence in each step. `model` is what the user calls the
     draft model, if there is one to name. `at_admission`: a request that is admitted has KV blocks for drafts at once.
+    Without drafts the engine would be asynchronous or not as `undrafted_async` says, and capture `undrafted_graphs`.
     """
 
     method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
     tokens: int
     model: str | None
     at_admission: bool
+    undrafted_async: bool
+    undrafted_graphs: Graphs
 
     @property
     def lookahead(self) -> int:
@@ -176,6 +179,13 @@ class EngineSpec:
     overlap: Overlap | None = None
     speculation: Speculation | None = None
 
+    @property
+    def undrafted(self) -> EngineSpec:
+        """What its steps without drafts would be those of, if it did not speculate."""
+        if (drafts := self.speculation) is None:
+            return self
+        return replace(self, speculation=None, async_scheduling=drafts.undrafted_async, graphs=drafts.undrafted_graphs)
+
     def name_of(self, field: str) -> str:
         """What this engine calls one of the fields here."""
         return self.names.get(field, field)
@@ -200,7 +210,8 @@ def resolve_engine(
     fields = RESOLVE[kind](chosen, layout or Parallelism(1), gpu, model, preset)
     fields["graphs"] = Graphs(**fields["graphs"])
     fields["overlap"] = Overlap(**halves) if (halves := fields.get("overlap")) else None
-    fields["speculation"] = Speculation(**drafts) if (drafts := fields.get("speculation")) else None
+    if drafts := fields.get("speculation"):
+        fields["speculation"] = Speculation(**drafts | {"undrafted_graphs": Graphs(**drafts["undrafted_graphs"])})
     return EngineSpec(
         preset=name,
         engine=kind,

@@ -126,7 +126,10 @@ def _refusal(key: str, value: object, name: str) -> str | None:
     """Why this option of the preset `name`, or its value, cannot be taken, or None."""
     data = family(family_of(name))
     preset, unmodelled, options = data["presets"][name], data["unmodelled"], data["options"]
-    where = f"engine.{key}"
+    where, section = f"engine.{key}", key.partition(".")[0]
+    inside = [option.partition(".")[2] for option in options if option.startswith(f"{section}.")]
+    if inside and key == section:
+        return None if value is None else f"{where} is {value!r}; expected a mapping of {one_of(inside)}"
     if key in unmodelled:
         neutral = unmodelled[key]["neutral"]
         if any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral):
@@ -138,8 +141,8 @@ def _refusal(key: str, value: object, name: str) -> str | None:
     if key in data["elsewhere"]:
         return f"{where}: set it as {data['elsewhere'][key]} in the scenario"
     if key not in options:
-        if inside := [name.partition(".")[2] for name in options if name.startswith(f"{key}.")]:
-            return f"{where} is {value!r}; expected a mapping of {one_of(inside)}"
+        if inside:
+            return f"{where}: unknown option{nearest(key.partition('.')[2], inside)}; modelled: {one_of(inside)}"
         ignored = data.get("command_line", {}).get("ignored", {})
         if key in (*ignored.get("flags", ()), *ignored.get("values", ())):
             return f"{where}: has no influence here, or none that is modelled (docs/not-modelled.md); take it out"

@@ -19,8 +19,8 @@ from calibrate.weights import rank_weights
 from servecast.errors import ServecastError
 
 EAGLE3_VOCAB = 32_000
-"""Tokens that EAGLE-3 heads draft from, where their config does not say it (`draft_vocab_size` of the heads published
-by the authors, github.com/SafeAILab/EAGLE, for Llama 3.1 and 3.3)."""
+"""Tokens that EAGLE-3 heads draft from, taken of all: `draft_vocab_size` of the heads published by the authors
+(github.com/SafeAILab/EAGLE) for Llama 3.1 and 3.3."""
 KEY = "engine.speculative_config"
 
 
@@ -51,12 +51,17 @@ def draft_of(model: ModelSpec, engine: EngineSpec) -> Draft | None:
     named = None if how.model is None else _named(how.model, model)
     if how.method == "draft_model":
         assert named is not None, "the engine's start-up check"
+        if named.vocab != model.vocab:
+            raise ServecastError(
+                f"{KEY}.model: {named.name} has {named.vocab:,} tokens in its vocabulary and {model.name} has "
+                f"{model.vocab:,}; vLLM takes draft models with the same"
+            )
         return Draft(named, 0, "")
     if named is None and (model.experts or model.latent):
         raise ServecastError(
             f"{KEY}.model: an EAGLE head for {model.name} has sizes of its own; give its config.json (a path)"
         )
-    head = _one_layer(named or model, f"an EAGLE head of {model.name}")
+    head = _one_layer(named or replace(model, quantized=()), f"an EAGLE head of {model.name}")  # heads are 16 bit
     if how.method == "eagle3":
         vocab = min(EAGLE3_VOCAB, head.vocab)
         return Draft(replace(head, vocab=vocab, tied_embeddings=False), 3, "embeddings")
@@ -72,7 +77,7 @@ def _named(word: str, target: ModelSpec) -> ModelSpec:
     try:
         model = load_model(word)
     except ServecastError as error:
-        raise ServecastError(*(f"{KEY}.model{p.removeprefix('model')}" for p in error.problems)) from None
+        raise ServecastError(*(f"{KEY}.model: {p.removeprefix('model: ')}" for p in error.problems)) from None
     if model.windows or model.recurrent:
         raise ServecastError(
             f"{KEY}.model: {model.name} has layers with windows or states, which are not modelled here"

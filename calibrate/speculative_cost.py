@@ -40,12 +40,13 @@ class SpeculativeCost:
     """A `StepCost` of an engine that drafts `tokens` tokens a sequence. `plain` is its cost without drafts, `target`
     that of verifying; `draft` has the lines of the first pass, `passes` those of the others.
 
-    By tokens of a step: `mixed_s` (with prompts), `decode_s`; by sampled positions `positions_s`; by sequences
-    `later_s`, what the passes after the first take but for attention, `after_s` and `floor_s` of the host, to which
-    `launch_s` adds by tokens.
+    A step takes at most `budget` tokens. By its tokens: `mixed_s` (with prompts), `decode_s`; by sampled positions
+    `positions_s`; by sequences `later_s`, what the passes after the first take but for attention, `after_s` and
+    `floor_s` of the host, to which `launch_s` adds by tokens.
     """
 
     tokens: int
+    budget: int
     plain: CompiledCost
     target: CompiledCost
     draft: CompiledCost | None
@@ -123,7 +124,8 @@ class SpeculativeCost:
 def speculative_cost(
     model: ModelSpec, layout: Parallelism, engine: EngineSpec, prices: Prices, plain: CompiledCost
 ) -> SpeculativeCost:
-    """The cost of every step of an engine that speculates; `plain` is what `compile_cost` says of it. Raises
+    """The cost of every step of an engine that speculates; `plain` is what `compile_cost` says of it without
+    drafts. Raises
     `ServecastError` as that does, and where it is not known what drafts."""
     assert engine.speculation is not None
     tokens = engine.speculation.tokens
@@ -149,6 +151,7 @@ def speculative_cost(
     after = np.array(target.after_s) + (0.0 if engine.async_scheduling else host_s)
     return SpeculativeCost(
         tokens=tokens,
+        budget=int(engine.policy["max_num_batched_tokens"]),
         plain=plain,
         target=target,
         draft=draft,

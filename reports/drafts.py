@@ -20,7 +20,7 @@ def of_manifest(manifest: Mapping[str, Any]) -> list[tuple[str, DraftWorth]]:
     found = []
     for pool in manifest.get("pools") or []:
         if facts := pool.get("drafts"):
-            steps = {int(n): (plain, drafted) for n, plain, drafted in facts["by_batch"]}
+            steps = {int(n): tuple(step) for n, *step in facts["by_batch"]}
             found.append((pool["name"], DraftWorth(**{**facts, "by_batch": steps})))
     return found
 
@@ -57,8 +57,8 @@ def said(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
 
 def rows(worth: DraftWorth) -> Iterator[tuple[str, ...]]:
     """By how many decode at once: HEAD."""
-    for n, (plain_s, drafted_s) in worth.by_batch.items():
-        tpot_s = drafted_s / worth.length
+    for n, (plain_s, drafted_s, length) in worth.by_batch.items():
+        tpot_s = drafted_s / length
         yield (
             f"{n:,}",
             *(f"{quantity(1e3 * seconds)} ms" for seconds in (plain_s, drafted_s, tpot_s)),
@@ -88,7 +88,7 @@ def by_batch(worths: Sequence[tuple[str, DraftWorth]], batch: float | None = Non
             line={"color": colours[i % len(colours)], "width": 2},
             hovertemplate="%{x:,} at once: %{y:.2f} times as fast",
         )  # fmt: skip
-    most = max(n for _, worth in worths for n in worth.by_batch)
+    most = max((n for _, worth in worths for n in worth.by_batch), default=1)
     figure.add_scatter(
         x=[1, most], y=[1, 1], name="no gain", mode="lines", line={"color": look.GREY, "dash": "dash", "width": 1.5},
         hoverinfo="skip",

@@ -108,7 +108,7 @@ def _drafts(setup: Setup, pool: PoolSetup) -> dict[str, Any]:
     worth = pool.draft_worth(round(prompt + output / 2), max(1, most))
     if worth is None:
         return {}
-    steps = [[n, plain_s, drafted_s] for n, (plain_s, drafted_s) in worth.by_batch.items()]
+    steps = [[n, *step] for n, step in worth.by_batch.items()]
     return {"drafts": {**asdict(worth), "by_batch": steps}}
 
 

@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from calibrate.acceptance import mean_length
 from calibrate.connectors import load_transfer_link
 from calibrate.cost import CompiledCost, StepCost, compile_cost
 from calibrate.draft_worth import DraftWorth, worth
@@ -84,9 +83,7 @@ class PoolSetup:
         """What its drafts are worth to up to `most` sequences of so many tokens; None where it makes none."""
         if self.drafts is None or self.drafting is None:
             return None
-        proposes = self.drafting.proposes
-        length = 1 + proposes * (mean_length(self.drafting.rates) - 1)
-        return worth(self.drafts, length, proposes, context, most)
+        return worth(self.drafts, self.drafting.length, self.drafting.proposes, context, most)
 
     @property
     def engines(self) -> int:
@@ -208,7 +205,7 @@ def _costs(model: ModelSpec, layout: Parallelism, key: _Engine) -> Costs:
         pipeline = pipeline_cost(model, layout, engine, prices)
         return Costs(pipeline.stages[0].cost, pipeline=pipeline)
     if layout.dp == 1:
-        cost = compile_cost(model, layout, engine, prices)
+        cost = compile_cost(model, layout, engine.undrafted, prices)
         if engine.speculation is not None:
             return Costs(cost, drafts=speculative_cost(model, layout, engine, prices, cost))
         return Costs(cost)

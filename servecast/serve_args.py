@@ -23,6 +23,9 @@ SWITCHES = ("cluster.ep",)
 """Keys of the scenario that are true or false."""
 WORDS = ("cluster.experts.all2all",)
 """Keys that are words, which the scenario checks."""
+DRAFT_MODEL = "speculative_config.model"
+HEADS = ("eagle", "eagle3")
+"""Ways to speculate that load a head of the model."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -84,6 +87,7 @@ class _Reader:
             written[name] = option
             self._take(option, name, negated, values)
         self._positional(loose)
+        self._draft_model()
         self._environment()
         if "model" not in self.keys and not any(p.startswith("model") for p in self.problems):
             self.problems.append("the model is missing; for example meta-llama/Llama-3.1-8B-Instruct")
@@ -187,15 +191,27 @@ class _Reader:
                 self.problems.append(f"{option}: {key.partition('.')[2] or each!r} is not modelled; of it are {known}")
 
     def _take_model(self, value: str) -> None:
-        if os.path.isfile(value) or os.path.isfile(os.path.join(value, "config.json")):  # noqa: PTH113, PTH118
-            self.keys["model"] = value if "/" in value or value.endswith(".json") else f"./{value}"
-            return
         try:
-            self.keys["model"], note = model_of_id(value)
+            self.keys["model"], note = _model(value)
         except ServecastError as error:
             self.problems += error.problems
         else:
             self.notes += [note] if note else []
+
+    def _draft_model(self) -> None:
+        """The model that drafts, by its id too. Heads are in no catalogue: they are made of layers as the model's."""
+        method, word = self.options.get("speculative_config.method"), self.options.get(DRAFT_MODEL)
+        if not isinstance(word, str) or method not in ("draft_model", *HEADS):
+            return
+        try:
+            self.options[DRAFT_MODEL], note = _model(word)
+        except ServecastError as error:
+            if method not in HEADS:
+                self.problems += [f"speculative_config.{problem}" for problem in error.problems]
+                return
+            del self.options[DRAFT_MODEL]
+            note = f"{word} is taken to have the sizes of a layer of the model (a path to its config.json says them)"
+        self.notes += [note] if note else []
 
     def _positional(self, loose: list[str]) -> None:
         takes_one = "-m" not in self.words.start and self.words.start != "sglang serve"
@@ -307,3 +323,10 @@ def _plain(value: str) -> Any:
         return json.loads(value)
     except ValueError:
         return value
+
+
+def _model(value: str) -> tuple[str, str]:
+    """What the scenario calls a checkpoint, a path or an id, and a note as `model_of_id` has it."""
+    if os.path.isfile(value) or os.path.isfile(os.path.join(value, "config.json")):  # noqa: PTH113, PTH118
+        return value if "/" in value or value.endswith(".json") else f"./{value}", ""
+    return model_of_id(value)

@@ -19,6 +19,7 @@ from calibrate.model_ids import id_of_model
 from calibrate.options import family, flat, nested
 from servecast.errors import ServecastError
 from servecast.parts import is_path
+from servecast.serve_args import DRAFT_MODEL, HEADS
 from servecast.setup import Setup
 from servecast.split import USUAL
 from servecast.yamlfile import dump_yaml
@@ -124,7 +125,7 @@ class _Writer:
         self.notes = list(self._left_out("scheduler" in given))
 
     def write(self, what: str) -> Command:
-        pool, said = self.pool, {"model": self._model()}
+        pool, said = self.pool, {"model": self._checkpoint("model", self.pool.serves)}
         words = [word.format(model=shlex.quote(said["model"])) for word in self.how["start"]]
         for name, value in self._layout():
             said[name] = value
@@ -139,7 +140,7 @@ class _Writer:
                 continue
             said[name] = value
             if (key := self._inside(name)) is not None:
-                inside[key] = value
+                inside[key] = self._checkpoint(f"engine.{name}", value) if name == DRAFT_MODEL else value
             elif "file" in self.how and name not in self.how["on_line"]:
                 filed[name] = value
             else:
@@ -157,11 +158,11 @@ class _Writer:
         line, notes = " ".join(words), tuple(self.notes)
         return Command(pool.name, pool.replicas, what, line, file, notes, said, resolved, flags)
 
-    def _model(self) -> str:
-        word = self.pool.serves
+    def _checkpoint(self, key: str, word: str) -> str:
+        """What an engine loads for a model of the catalogue, or the path of one, that `key` names."""
         if not is_path(word):
             return id_of_model(word)
-        path = self.setup.scenario.path_of("model", word, f"cluster.pools.{self.index}.model")
+        path = self.setup.scenario.path_of(key, word, f"cluster.pools.{self.index}.{key}")
         if path.suffix == ".json" and path.name != "config.json":
             self.notes.append(f"in place of {path.name}: the folder or the id of the checkpoint")
         return str(path.parent if path.name == "config.json" else path)
@@ -236,6 +237,9 @@ class _Writer:
         if self.pool.offload is not None and "kv_offloading_size" not in self.given:
             names = ", ".join(tier.name for tier in self.pool.offload.tiers)
             yield f"not in the line: KV tiers ({names}), by kv_offloading_size (GiB) or a connector of yours"
+        drafts = self.pool.engine.speculation
+        if drafts is not None and drafts.method in HEADS and drafts.model is None:
+            yield f"not in the line: the checkpoint of the {drafts.method} head, {DRAFT_MODEL}"
         if layout.gpus > node:
             yield f"not in the line: how its nodes find each other; {layout.gpus} GPUs, {node} a node"
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from calibrate.acceptance import geometric, mean_length, of_length, of_lengths, table
+from calibrate.acceptance import geometric, of_length, of_lengths, table
 from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
@@ -160,6 +160,5 @@ def words(drafting: Drafting) -> str:
     found = "" if drafting.proposes == 1.0 else f" in {drafting.proposes:.0%} of steps"
     return (
         f"speculative decoding: {drafting.tokens} drafted tokens a sequence and step{found}, accepted up to each "
-        f"position: {said} (yours), which makes {1 + drafting.proposes * (mean_length(drafting.rates) - 1):.2f} "
-        "tokens a step"
+        f"position: {said} (yours), which makes {drafting.length:.2f} tokens a step"
     )

@@ -46,6 +46,11 @@ class Drafting:
         object.__setattr__(self, "_rising", np.array(self.rates[::-1], dtype=np.float64))
         object.__setattr__(self, "_yields", 1 + np.arange(self.tokens, -1, -1))
 
+    @property
+    def length(self) -> float:
+        """Tokens that a step yields of a sequence on average, where the budget lets all drafts in."""
+        return 1 + self.proposes * sum(self.rates)
+
     def draws(self, request: int, steps: int) -> tuple[Ints, Ints]:
         """int64[steps] each, of the first steps that a request decodes in: tokens drafted, and tokens that the step
         yields, which are the accepted ones and the target's own."""

@@ -62,15 +62,19 @@ def resolve(
     for name in DRAFTS:
         default(name, None)
     _batch_defaults(chosen, gpu, preset)
+    undrafted = dict(values) | dict.fromkeys(DRAFTS)
     problems = _draft_checks(chosen)
     if problems := problems + _startup_checks(values, preset, model):
         raise ServecastError(*problems)
     eager = values["enforce_eager"]
     drafts = _speculation(values, preset)
+    if drafts:
+        drafts["undrafted_async"] = undrafted["async_scheduling"]
+        drafts["undrafted_graphs"] = _graphs(undrafted, preset, gpu)
     policy = {name: values[name] for name in (V0_POLICY if v0 else POLICY)}
     policy |= {name: preset[name] for name in (() if v0 else RULES)}
     if drafts and drafts["method"] == "draft_model" and preset["drafts"]["slots"]:
-        policy["max_num_batched_tokens"] -= values["max_num_seqs"]
+        policy["max_num_batched_tokens"] = _slotless(values)
     return {name: values[name] for name in SAME} | {
         "policy": policy,
         "gpu_memory_utilization": float(values["gpu_memory_utilization"]),
@@ -88,6 +92,17 @@ def resolve(
         "cuda_graph_bytes": 0 if eager else round(preset["cuda_graph_gib"] * GIB),
         "overlap": _overlap(values, preset),
     }
+
+
+def _slotless(values: Mapping[str, Any]) -> int:
+    """The step's tokens beside which a draft model has a slot for every sequence (`_set_max_num_scheduled_tokens`)."""
+    most, sequences = values["max_num_batched_tokens"], values["max_num_seqs"]
+    if most <= sequences:
+        raise ServecastError(
+            f"engine.max_num_batched_tokens: {most:,} leaves no token to compute beside the slots of a draft model for "
+            f"each of max_num_seqs {sequences:,}; raise it to {sequences + 2048:,} or so, or lower max_num_seqs"
+        )
+    return int(most - sequences)
 
 
 def _pipeline(values: Mapping[str, Any], preset: Mapping[str, Any], model: ModelSpec) -> str:
@@ -138,6 +153,9 @@ def _draft_checks(chosen: Chosen) -> list[str]:
         problems.append(f"{key}.model: missing; which model drafts, for example llama-3.2-1b")
     if model is not None and method in ("ngram", "mtp", "deepseek_mtp"):
         problems.append(f"{key}.model: {model!r} given, and {method} drafts without a model of its own; take it out")
+    least, most = (values[f"speculative_config.prompt_lookup_{name}"] for name in ("min", "max"))
+    if least and most and least > most:
+        problems.append(f"{key}.prompt_lookup_min: {least} is above prompt_lookup_max {most}; lower it")
     if method == "ngram":
         if values["async_scheduling"] and chosen.sources["async_scheduling"] == "user":
             problems.append("engine.async_scheduling: true, which vLLM refuses with ngram; take it out")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.draft_worth import drafted
 from calibrate.pipeline import InSeries
 from servecast.planning.load import rate_of
 from servecast.planning.slo import Requirement
@@ -103,9 +104,8 @@ def _token_s(
     """Seconds a token of each of so many sequences, with the drafts that are right on average."""
     if pool.drafts is None or pool.drafting is None:
         return (step_s or _step_s)(pool, [], decodes, kv_tokens)
-    drafts = round(decodes * pool.drafting.tokens * pool.drafting.proposes)
-    length = 1 + pool.drafting.proposes * sum(pool.drafting.rates)
-    return pool.drafts.step_s([], decodes, kv_tokens, drafts=drafts) / length
+    seconds, tokens = drafted(pool.drafts, decodes, kv_tokens, pool.drafting.length, pool.drafting.proposes)
+    return seconds / tokens
 
 
 def _bottleneck_s(pool: PoolSetup, chunks: list[tuple[int, int]], decodes: int, kv_tokens: int) -> float:

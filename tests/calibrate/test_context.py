@@ -247,7 +247,8 @@ def test_more_ranks_of_a_step_are_no_slower_and_stages_add_up() -> None:
 def test_what_was_outside_the_tables_is_said() -> None:
     prices = load_profile(FOLDER / "h200-sxm.json")
     columns = {"start_s": [0.0], "end_s": [1.0], "steps": [1], "prefill_requests": [1], "prefill_tokens": [999]}
-    block = {k: np.array(v, np.float64) for k, v in (columns | {"decodes": [8], "kv_tokens": [9000]}).items()}
+    columns |= {"decodes": [8], "kv_tokens": [9000], "draft_tokens": [0]}
+    block = {k: np.array(v, np.float64) for k, v in columns.items()}
     spec = engine("deepseek-v3")
     for layout in (Parallelism(8, dcp=8), Parallelism(4, pcp=2)):
         own = compile_cost(LATENT, layout, spec, prices)

@@ -66,13 +66,15 @@ def test_unlisted_versions_resolve_downwards() -> None:
 
 def test_unmodelled_and_unknown_options() -> None:
     for option, value in {
-        "speculative_config": {},
         "enable_lora": True, "cpu_offload_gb": 10,
         "max_num_partial_prefills": 2,
         "long_prefill_token_threshold_adaptive": True,
     }.items():  # fmt: skip
         assert f"engine.{option}: {value!r} is not modelled yet" in refusal(**{option: value})
     assert not parts(MODEL, "h100-sxm", enable_prefix_caching=False)[3].enable_prefix_caching
+    assert "is 'eagle'; expected a mapping of method, num_speculative_tokens" in refusal(speculative_config="eagle")
+    found = refusal(speculative_config={"methods": "eagle"})
+    assert "speculative_config.methods: unknown option (did you mean 'method'?); modelled: method, num_" in found
     assert "did you mean 'max_num_seqs'" in refusal(max_num_sequences=3)
     assert "vllm-0.10 does not have" in refusal(preset="vllm-0.10", scheduler_reserve_full_isl=True)
     assert "vllm-0.19 does not have" in refusal(watermark=0.05)

@@ -217,7 +217,7 @@ def test_what_was_priced_outside_the_tables_is_said_of_every_layout() -> None:
     """Kernels were timed with all tokens on up to 256 GPUs, with the rows of 16 experts alone never."""
     prices = load_profile(FOLDER / "h100-sxm.json")
     steps = {"start_s": [0.0], "end_s": [1.0], "steps": [1], "prefill_requests": [0], "prefill_tokens": [0]}
-    steps |= {"decodes": [64], "kv_tokens": [64000]}
+    steps |= {"decodes": [64], "kv_tokens": [64000], "draft_tokens": [0]}
     block = {name: np.array(values, np.float64) for name, values in steps.items()}
     found = []
     for backend in ("allgather_reducescatter", "deepep_low_latency"):

@@ -95,6 +95,7 @@ def test_time_outside_what_was_measured_is_counted() -> None:
         "start_s": [0.0, inside], "end_s": [inside, inside + beyond], "steps": [1.0, 1.0],
         "prefill_requests": [0.0, 1.0],
         "prefill_tokens": [0.0, 4096.0], "decodes": [8.0, 0.0], "kv_tokens": [8000.0, 0.0],
+        "draft_tokens": [0.0, 0.0],
     }  # fmt: skip
     columns = {name: np.array(values) for name, values in steps.items()}
     shares = outside_shares(model, layout, engine, profile(), cost, [columns])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from calibrate.acceptance import acceptance_names, geometric, mean_length, of_length, of_lengths, table
 from calibrate.cost import compile_cost
-from calibrate.draft_worth import worth
+from calibrate.draft_worth import drafted, worth
 from calibrate.engine import resolve_engine
 from calibrate.hardware import load_gpu
 from calibrate.layout import Parallelism
@@ -183,3 +184,48 @@ def test_heads_that_are_not_known_are_asked_for():
     spec = engine("llama-3.1-70b", "draft_model", 3, model="llama-9")
     with pytest.raises(ServecastError, match=r"speculative_config\.model: 'llama-9' is neither in the catalogue"):
         draft_of(served(load_model("llama-3.1-70b"), spec), spec)
+
+
+def test_without_drafts_the_engine_is_the_one_that_makes_none():
+    """Lookup makes it synchronous, and graphs are of whole sequences with their drafts: both only because of drafts."""
+    for method in ("ngram", "eagle3"):
+        spec = engine("llama-3.1-8b", method, 3)
+        plain = resolved()
+        assert (spec.async_scheduling, spec.graphs) != (plain.async_scheduling, plain.graphs)
+        assert (spec.undrafted.async_scheduling, spec.undrafted.graphs) == (plain.async_scheduling, plain.graphs)
+        assert spec.undrafted.speculation is None
+    assert plain.undrafted is plain
+
+
+def test_whom_the_token_budget_does_not_reach_waits():
+    _, cost = costs("llama-3.1-8b", "eagle3", 3)
+    assert drafted(cost, 8, 8000, 2.5, 1.0) == (cost.step_s((), 8, 8000, drafts=24), 2.5)
+    tight = replace(cost, budget=100)
+    seconds, tokens = drafted(tight, 50, 50_000, 2.5, 1.0)
+    assert seconds == cost.step_s((), 25, 25_000, drafts=75)
+    assert tokens == 1.25
+    assert drafted(tight, 100, 100_000, 1.6, 0.2) == (cost.step_s((), 62, 62_000, drafts=37), pytest.approx(0.992))
+
+
+def test_a_draft_model_needs_a_slot_of_every_sequence():
+    drafts = {"method": "draft_model", "num_speculative_tokens": 3, "model": "llama-3.2-1b"}
+    with pytest.raises(ServecastError, match="max_num_batched_tokens: 512 leaves no token"):
+        resolved(speculative_config=drafts, max_num_batched_tokens=512, max_num_seqs=512)
+
+
+def test_what_cannot_draft_is_refused():
+    spec = engine("llama-3.1-8b", "draft_model", 3, model="qwen3-0.6b")
+    with pytest.raises(ServecastError, match=r"151,936 tokens in its vocabulary and llama-3.1-8b has 128,256"):
+        draft_of(served(load_model("llama-3.1-8b"), spec), spec)
+    lookup = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5, "prompt_lookup_max": 3}
+    with pytest.raises(ServecastError, match="prompt_lookup_min: 5 is above prompt_lookup_max 3"):
+        resolved(speculative_config=lookup)
+
+
+def test_heads_are_16_bit_where_the_model_is_not():
+    sizes = []
+    for more in ({}, {"quantization": "fp8"}):
+        drafts = {"method": "eagle", "num_speculative_tokens": 3}
+        spec = resolved(speculative_config=drafts, **more)
+        sizes.append(draft_of(served(load_model("llama-3.1-8b"), spec), spec).weight_bytes(ONE))
+    assert sizes[0] == sizes[1]

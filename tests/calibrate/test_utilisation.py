@@ -13,7 +13,7 @@ from tests.calibrate.helpers import cost, parts
 
 
 def rows(**columns: float) -> dict[str, np.ndarray]:
-    names = ("steps", "prefill_requests", "prefill_tokens", "decodes", "kv_tokens")
+    names = ("steps", "prefill_requests", "prefill_tokens", "decodes", "kv_tokens", "draft_tokens")
     return {name: np.array([float(columns.get(name, name == "steps"))]) for name in names}
 
 

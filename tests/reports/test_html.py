@@ -94,7 +94,7 @@ def test_provenance_is_there(pages: Pages) -> None:
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("saturated", len(FIGURES) - 2), ("two pools", len(FIGURES) - 1), ("failing", len(FIGURES))],
+    [("saturated", len(FIGURES) - 3), ("two pools", len(FIGURES) - 2), ("failing", len(FIGURES) - 1)],
 )
 def test_in_a_browser(pages: Pages, tmp_path: Path, name: str, count: int) -> None:
     assert figures_drawn(pages(name), tmp_path) == count

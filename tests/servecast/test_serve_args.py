@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 
@@ -180,7 +182,7 @@ def test_ranks_that_share_tokens_and_halves_that_overlap():
 
 def test_everything_wrong_at_once():
     found = said(
-        'VLLM_USE_V1=0 vllm serve nobody/llama-3.1-9b --max-nm-seqs 64 --speculative-config \'{"method": "ngram"}\' '
+        'VLLM_USE_V1=0 vllm serve nobody/llama-3.1-9b --max-nm-seqs 64 --speculative-config \'{"method": "medusa"}\' '
         "--max-num-batched-tokens x -dp two --kv-cache-dtype fp9 --max-model-len auto --block-size 16 --block_size 32 "
         "--gpu-memory-utilization 1.5 -cc.custom_ops+=none stray \u2014port 80 --enforce-eager=2 --watermark"
     )
@@ -189,7 +191,7 @@ def test_everything_wrong_at_once():
         "'nobody/llama-3.1-9b' is not in the catalogue",
         "near are llama-3.1-8b",
         "--max-nm-seqs: vLLM has no such option that is known here (did you mean '--max-num-seqs'?)",
-        "engine.speculative_config: {'method': 'ngram'} is not modelled yet (speculative decoding",
+        "engine.speculative_config.method is 'medusa'; expected ngram or eagle",
         "engine.max_num_batched_tokens is 'x'; expected a whole number",
         "-dp: 'two' is not a whole number",
         "engine.kv_cache_dtype is 'fp9'",
@@ -238,8 +240,34 @@ def test_an_option_that_the_version_does_not_have(tmp_path):
 
 
 def test_parts_of_an_option_are_shown_together():
-    found = said(f"{QWEN} --speculative-config.method mtp --speculative-config.num_speculative_tokens 1")
-    assert "{'method': 'mtp', 'num_speculative_tokens': 1} is not modelled" in found
+    found = said(f"{QWEN} --kv-transfer-config.kv_connector X --kv-transfer-config.kv_role Y")
+    assert "{'kv_connector': 'X', 'kv_role': 'Y'} is not modelled" in found
+
+
+DRAFTS = QUICKSTART.with_name("speculative.yaml")
+LLAMA_70B = "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 4 --speculative-config"
+
+
+def drafting(**config):
+    return f"{LLAMA_70B} '{json.dumps(config)}'"
+
+
+def test_a_draft_model_goes_by_its_id():
+    text = drafting(method="draft_model", model="meta-llama/Llama-3.2-1B-Instruct", num_speculative_tokens=4)
+    scenario = load_scenario(DRAFTS, (), text)
+    assert scenario.pool_engine(0)["speculative_config.model"] == "llama-3.2-1b"
+    words = said(drafting(method="draft_model", model="nobody/small", num_speculative_tokens=4), DRAFTS)
+    assert "speculative_config.model: 'nobody/small' is not in the catalogue" in words
+
+
+def test_a_head_that_no_catalogue_has_is_taken_to_be_a_layer():
+    head = "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B"
+    line = read_line(drafting(method="eagle3", model=head, num_speculative_tokens=3))
+    assert line.problems == ()
+    assert "speculative_config.model" not in line.options
+    assert any(head in note and "a layer of the model" in note for note in line.notes)
+    with pytest.raises(ServecastError, match=r"engine\.speculative_config\.method: missing"):
+        set_up(load_scenario(DRAFTS, (), drafting(model=head, num_speculative_tokens=3)))
 
 
 def test_unknown_variables_are_said():

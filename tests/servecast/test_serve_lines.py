@@ -31,6 +31,7 @@ NUMBERS = {
     "page_size": [1, 16], "batch_wait_max_tokens_ratio": [0.5], "kv_cache_config.free_gpu_memory_fraction": [0.5, 0.85],
     "kv_cache_config.tokens_per_block": [64], "long_prefill_token_threshold": [0, 512],
 }  # fmt: skip
+DRAFTS = QUICKSTART.with_name("speculative.yaml")
 SIZES = [256, 1024, 2048, 8192]
 VLLM = os.environ.get("SERVECAST_VLLM_SOURCES")
 SGLANG = os.environ.get("SERVECAST_SGLANG_SOURCES")
@@ -215,3 +216,14 @@ def test_sglang_has_these_options():
     known = set(re.findall(r'"--([a-z0-9-]+)"', text))
     names = family("sglang")["options"]
     assert {name.replace("_", "-") for name in names} | {"tp-size", "model-path"} <= known
+
+
+def test_a_model_that_drafts_is_written_by_its_id():
+    setup = set_up(load_scenario(DRAFTS))
+    (command,) = commands(setup)
+    assert '"model": "meta-llama/Llama-3.2-1B"' in command.line
+    again = set_up(load_scenario(DRAFTS, (), command.line))
+    assert again.pools[0].engine.options == setup.pools[0].engine.options
+    how = {"method": "eagle3", "num_speculative_tokens": 3}
+    (head,) = commands(set_up(load_scenario(DRAFTS, {"engine.speculative_config": how})))
+    assert any("the checkpoint of the eagle3 head" in note for note in head.notes)
