@@ -103,6 +103,8 @@ def say(error: Any, key: str, allowed: list[str]) -> list[str]:
     expected = _EXPECTED[kind].format_map(context)
     if kind == "int_type" and isinstance(found, float) and found.is_integer():
         example = f"; write {found:.0f}"
+    if kind == "model_type" and name == "network":  # the workload's; the cluster's is the name of an adapter
+        example = "; for example network: {latency: 20ms}"
     if kind == "string_type" and isinstance(found, int | float) and not example:
         example = f'; write "{shown(found)}" in quotes'
     return [f"{key}: {shown(found)} is not {expected}{example}"]

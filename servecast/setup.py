@@ -22,6 +22,7 @@ from servecast.scenario import Scenario
 from servecast.split import not_split, split_of, wrong_roles
 from sim.changes import Changes
 from sim.handover import Split
+from sim.schedulers.vllm_v1 import VllmV1
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,9 @@ def _no_holds(scenario: Scenario, pools: tuple[PoolSetup, ...], requests: Reques
                 "workload.hold_kv: without a prefix cache the next turn would not find what is held; set the engine's "
                 "enable_prefix_caching, or take hold_kv out"
             )
-        elif pool.role != "unified" or pool.layout.pp > 1 or pool.layout.dp > 1 or pool.scheduler.prefix_tree:
+        elif (
+            pool.role != "unified" or pool.layout.pp > 1 or pool.layout.dp > 1 or not isinstance(pool.scheduler, VllmV1)
+        ):
             yield (
                 "workload.hold_kv: modelled for vLLM V1 replicas that read and answer, with pp 1 and dp 1; take "
                 "hold_kv out, or change the others"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from calibrate.connectors import load_transfer_link
+from servecast.mistakes import MistakeError
 from servecast.parts import Count, Part, Time, known
 from servecast.units import Rate, Size
 
@@ -48,6 +49,8 @@ class KvTiersPart(Part):
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "tiers" not in value and value.keys() & TierPart.model_fields:
+            raise MistakeError([": this is one tier; write it as a list, for example [{kind: host, capacity: 64GiB}]"])
         return {"tiers": value} if isinstance(value, list) else value
 
     @field_validator("write_policy", mode="before")

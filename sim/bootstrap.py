@@ -153,7 +153,7 @@ class BootstrapDesk(SplitDesk):
             replica = self._decode.front_end(answer).replica
             if failed:
                 replica.lose_pull(answer, now)
-            elif replica.state.pulling.get(answer.id) is answer:
+            elif answer in replica.state.pulling:
                 replica.transferred(answer, now)
 
     def lost(self, number: int, parts: Sequence[tuple[Request, int]], now: float) -> dict[Request, int]:

@@ -168,7 +168,7 @@ class Engine:
         for request, rows in batch.loads:
             for row in rows:
                 self._log.load(request.id, self.index, row.tier, row.tokens, begin, row.end_s)
-            if request.id in self.state.loading:
+            if request in self.state.loading:
                 self._fetch(request, max(row.end_s for row in rows))
 
     def _fetch(self, request: Request, end_s: float) -> None:
@@ -179,7 +179,7 @@ class Engine:
         """The scheduler learns which transfers are over; whether there are any."""
         heard = self._polls.hear()
         for request in heard:
-            (self.state.pulled if self.state.pulling.get(request.id) is request else self.state.give_back)(request)
+            (self.state.pulled if request in self.state.pulling else self.state.give_back)(request)
         return bool(heard)
 
     def finish_run(self) -> list[Request]:

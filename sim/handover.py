@@ -198,7 +198,7 @@ class SplitDesk:
         if hand_over.request.of is not hand_over:
             return  # lost since with one of the two replicas
         self._give_back(hand_over.reading, now)
-        if replica.state.pulling.get(request.id) is request:  # else the decode replica has failed since
+        if request in replica.state.pulling:  # else the decode replica has failed since
             replica.transferred(request, now)
 
     def _give_back(self, reading: Request, now: float) -> None:

@@ -56,7 +56,7 @@ def load(state: State, batch: Batch, found: int, known: int) -> None:
     request.arriving = known
     request.ticket = state.tickets
     state.tickets += 1
-    state.pulling[request.id] = state.loading[request.id] = request
+    state.pulling[request] = state.loading[request] = None
 
 
 def begins(state: State, batch: Batch, request: Request, found: int, known: int) -> None:
@@ -77,8 +77,8 @@ def wait_for(state: State, batch: Batch, other: Request) -> None:
         request.awaited = True
         request.ticket = state.tickets
         state.tickets += 1
-    state.pulling[request.id] = request
-    state.awaiting.setdefault(other.id, []).append(request)
+    state.pulling[request] = None
+    state.awaiting.setdefault(other, []).append(request)
     batch.loads.append((request, [Loaded(-1, 0, tiered(state).comes_s(other))]))
 
 
@@ -86,9 +86,9 @@ def has_loaded(state: State, request: Request) -> None:
     """What it loads is there, of which others may have waited for a part."""
     tiered(state).arrived(request)
     if request.over:
-        del state.loading[request.id]
-    for other in state.awaiting.pop(request.id, ()):
-        del state.pulling[other.id]
+        del state.loading[request]
+    for other in state.awaiting.pop(request, ()):
+        del state.pulling[other]
         if not other.over:
             state.enqueue(other)
 
@@ -97,4 +97,4 @@ def reserved(state: State) -> int:
     """Blocks that prompts which run or load still need."""
     needed = state.kv.needed
     running = sum(needed(request.computed, request.target) for request in state.prefilling.values())
-    return running + sum(needed(request.arriving, request.target) for request in state.loading.values())
+    return running + sum(needed(request.arriving, request.target) for request in state.loading)

@@ -74,7 +74,7 @@ class TieredCache(PrefixCache):
         self._read, self._write = Wire(), Wire()
         self._links = [(Wire(), Wire()) for _ in tiers]
         self._pending: list[tuple[int, list[tuple[int, int, Job]]]] = []  # that leave the GPU; tier, chunks, job
-        self._coming: dict[int, tuple[Request, list[Stretch], float]] = {}  # by request id: what comes, and when
+        self._coming: dict[Request, tuple[list[Stretch], float]] = {}  # what comes, and when
         self._asked: dict[int, list[int]] = {}  # content -> the longest stretches asked for, a heap of `store_after`
 
     def beyond(self, request: Request, found: int) -> int:
@@ -99,7 +99,7 @@ class TieredCache(PrefixCache):
         if not self._coming:
             return None
         mine = self._stretches(request, found // self._chunk, known // self._chunk)
-        for other, theirs, _ in self._coming.values():
+        for other, (theirs, _) in self._coming.items():
             for content, start, end in mine:
                 if any(c == content and s < end and start < e for c, s, e in theirs):
                     return other
@@ -153,16 +153,16 @@ class TieredCache(PrefixCache):
             if near.store(promoted, job, now):
                 near.touch(whole, now, over)
         if self.loads == "async":
-            self._coming[request.id] = request, mine, over
+            self._coming[request] = mine, over
         return rows
 
     def comes_s(self, request: Request) -> float:
         """When what it loads will be there."""
-        return self._coming[request.id][2]
+        return self._coming[request][1]
 
     def arrived(self, request: Request) -> None:
         """What it loaded is there; if it was given up meanwhile, nobody will find that."""
-        del self._coming[request.id]
+        del self._coming[request]
         if not request.over:
             self.filled(request, request.arriving)
 

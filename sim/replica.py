@@ -125,7 +125,7 @@ class Replica(Engine):
 
     def _fetch(self, request: Request, end_s: float) -> None:
         def there(event: Event) -> None:
-            if self.state.pulling.get(request.id) is request:
+            if request in self.state.pulling:
                 self.transferred(request, end_s)
 
         self._clock.call_at(end_s, there, ARRIVAL)
@@ -156,7 +156,7 @@ class Replica(Engine):
         """An unfinished request is not wanted here any more; the engine drops it when it plans next. Returns the output
         tokens that it had."""
         done = 0  # steps of the run in progress that have ended by now
-        if request.id in self.state.pulling:
+        if request in self.state.pulling:
             pass  # its blocks are freed once what is on its way is there
         elif self.batch is None:
             self.state.withdraw(request)
@@ -183,7 +183,7 @@ class Replica(Engine):
 
     def lose_pull(self, request: Request, now: float) -> None:
         """What `request`, which is not wanted any more, pulls will never come: its blocks are free."""
-        if self.state.pulling.get(request.id) is not request:
+        if request not in self.state.pulling:
             return
         self.state.pulled(request)
         if self.batch is None:
@@ -205,7 +205,7 @@ class Replica(Engine):
         """Whom it has, those among them that are over and not released yet."""
         state = self.state
         queues = (state.waiting, state.swapped, self._incoming)
-        return (*state.running.values(), *(request for queue in queues for request in queue), *state.pulling.values())
+        return (*state.running.values(), *(request for queue in queues for request in queue), *state.pulling)
 
     def _received(self, request: Request, done: int) -> int:
         """Output tokens of an unfinished request, once `done` steps of the run in progress have ended."""

@@ -171,7 +171,7 @@ class DecodeSide(Replica):
     def _hear(self) -> bool:
         heard = self._polls.hear()
         for request in sorted(heard, key=_ticket):
-            if self.state.pulling.get(request.id) is request:
+            if request in self.state.pulling:
                 self.state.pulled(request)
         return bool(heard)
 

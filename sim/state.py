@@ -30,13 +30,13 @@ class State:
     since its KV has come is first of all, or (not `pulled_first`) comes after the preempted or by priority; `swapped`,
     whose KV is in the memory of the host, as they went; `running` and `prefilling` (the running ones whose prompt is
     not complete) by ticket, oldest admission first unless `place_first` said otherwise; the decoding ones only as
-    aggregates, which are the `windows` where the model has such; `pulling`, by their number, those whose KV is on its
-    way, which have their blocks and no place, and those who wait for what one of these loads, which have neither;
-    `loading`, those who have blocks for what they load and do not run yet; `awaiting`, by the number of one of these,
-    who waits for it; `kept`: how many are over whose blocks stay. `holds`: by the number of the request for which it
-    stays, those that are over whose KV is pinned; `resumed`: of these, for whom that one has come since the list was
-    emptied. A running request that is neither prefilling nor decoding has finished and waits for its release
-    (asynchronous scheduling).
+    aggregates, which are the `windows` where the model has such; `pulling`, those whose KV is on its way, which have
+    their blocks and no place, and those who wait for what one of these loads, which have neither; `loading`, those who
+    have blocks for what they load and do not run yet; `awaiting`, by one of these, who waits for it (all three by the
+    request itself: a client who tries again has two of the same number here); `kept`: how many are over whose blocks
+    stay. `holds`: by the number of the request for which it stays, those that are over whose KV is pinned; `resumed`:
+    of these, for whom that one has come since the list was emptied. A running request that is neither prefilling nor
+    decoding has finished and waits for its release (asynchronous scheduling).
     """
 
     __slots__ = (
@@ -68,9 +68,9 @@ class State:
         self.swapped: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.prefilling: dict[int, Request] = {}
-        self.pulling: dict[int, Request] = {}
-        self.loading: dict[int, Request] = {}
-        self.awaiting: dict[int, list[Request]] = {}
+        self.pulling: dict[Request, None] = {}
+        self.loading: dict[Request, None] = {}
+        self.awaiting: dict[Request, list[Request]] = {}
         self.kept = 0
         self.holds: dict[int, Request] = {}
         self.resumed: list[Request] = []
@@ -121,22 +121,22 @@ class State:
         request.arriving = request.target
         request.ticket = self.tickets
         self.tickets += 1
-        self.pulling[request.id] = request
+        self.pulling[request] = None
         batch.pulls.append((request, found))
 
     def take(self, batch: Batch, found: int) -> None:
         """As `pull` and `resume` in one: what the lookup has not found is at hand."""
         self.pull(batch, found)
         request, _ = batch.pulls.pop()
-        del self.pulling[request.id]
+        del self.pulling[request]
         self.waiting.appendleft(request)
         self.resume(batch)
 
     def pulled(self, request: Request) -> None:
         """What `request` pulled is there, and it waits for its turn; if it was given up meanwhile, its blocks are
         free."""
-        del self.pulling[request.id]
-        if request.id in self.loading:
+        del self.pulling[request]
+        if request in self.loading:
             has_loaded(self, request)
         if request.over:
             self.kv.release(request, request.arriving, 0, False)
@@ -148,13 +148,14 @@ class State:
         """A request that waits was given up."""
         self.waiting.remove(request)
         if request.there:
-            loaded = self.loading.pop(request.id, None) is not None
+            loaded = request in self.loading
+            self.loading.pop(request, None)
             self.kv.release(request, request.arriving, request.arriving if loaded else 0, False)
 
     def resume(self, batch: Batch, tokens: int = 1) -> None:
         """The head of the queue, whose KV has come, computes the next `tokens` tokens of its prompt."""
         request = self.waiting.popleft()
-        self.loading.pop(request.id, None)
+        self.loading.pop(request, None)
         request.ticket = ticket = self.tickets
         self.tickets = ticket + 1
         self.running[ticket] = request

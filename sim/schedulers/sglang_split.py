@@ -151,7 +151,7 @@ class SglangDecode(Sglang):
             request.computed = request.arriving = request.target
             request.ticket = state.tickets
             state.tickets += 1
-            state.pulling[request.id] = request
+            state.pulling[request] = None
             batch.pulls.append((request, 0))
         return True
 

@@ -173,6 +173,8 @@ sede: 1
         ("workload.max_tokens", 1, "more output tokens"),
         ("workload.max_tokens", 0, "unlimited"),
         ("workload.max_tokens", "unlimitd", "unlimited"),
+        ("workload.network", "20ms", "'20ms' is not a mapping of keys to values; for example network: {latency: 20ms}"),
+        ("cluster.network", 5, "cluster.network: 5 is not text"),
         ("workload.sessions", [], "is not a mapping"),
         ("workload.num_request", 3, "did you mean 'num_requests'"),
         ("slo.ttft", 0.5, "write 0.5s or 0.5ms"),

@@ -45,6 +45,7 @@ def test_with_little_room_what_is_held_costs_others_theirs() -> None:
         ({"workload.hold_kv": 5}, "hold_kv"),
         ({"workload.hold_kv": "5s", "engine.enable_prefix_caching": False}, "hold_kv: without a prefix cache"),
         ({"workload.hold_kv": "5s", "engine": "sglang-0.5"}, "hold_kv: modelled for vLLM V1"),
+        ({"workload.hold_kv": "5s", "engine": "tensorrt-llm-1"}, "hold_kv: modelled for vLLM V1"),
         ({"workload.hold_kv": "5s", "cluster.pp": 2, "engine.preset": "vllm-0.32"}, "hold_kv: modelled for vLLM V1"),
         ({"workload.hold_kv": "5s", "workload.n": 2}, "hold_kv: of several samples"),
         ({"workload.hold_kv": "5s", "model": "gpt-oss-20b"}, "hold_kv: not modelled for layers with windows"),

@@ -133,6 +133,7 @@ def test_the_resolved_scenario_runs_the_same(tmp_path: Path) -> None:
         ([], {}, "a list of 1 or more"),
         ({"tiers": [HOST], "write_policy": "write_back"}, {}, "write_back is not modelled"),
         ({"tiers": [HOST], "prefetch": "timeout"}, {}, "prefetching from a tier"),
+        (HOST, {}, "cluster.kv_tiers: this is one tier; write it as a list"),
         ([HOST], {"engine__enable_prefix_caching": False}, "set enable_prefix_caching true"),
         ([HOST], {"engine": "vllm-0.19"}, "take vllm-0.24 or later, or load: sync"),
         ([HOST], {"engine__scheduling_policy": "priority"}, "take vllm-0.32, or scheduling_policy fcfs"),

@@ -17,9 +17,8 @@ from sim.steplog import CANCELLED
 from sim.tiers import Tier, TierSpec
 from tests.sim.engine import NO_TIME, LinearCost
 from tests.sim.oracle.tiers import Chunks, Desk, Part, TierSide
-from tests.sim.test_oracle import expand
+from tests.sim.test_oracle import check_given_up, expand, known
 from tests.sim.test_prefixcache import contents
-from workloads.content import content_of
 
 
 def specs(r, shared):
@@ -69,12 +68,15 @@ def case(seed, shared):
     patience = None if r.random() < 0.6 else [r.choice([inf, 3.0, 20.0]) * (0.5 + r.random()) for _ in rows]
     cost = LinearCost(base=0.1 + r.random() * 0.3, kv=0.001 * r.random())
     asynchronous = not shared and r.random() < 0.6
-    return rows, policy, block_size, num_blocks, offload, content, patience, cost, asynchronous
+    again = None
+    if patience is not None and r.random() < 0.5:
+        again = [(r.randint(0, 2), r.choice([1e-3, 0.3, 5.0]) * (0.5 + r.random())) for _ in rows]
+    return rows, policy, block_size, num_blocks, offload, content, patience, again, cost, asynchronous
 
 
 def both(seed, replicas=1):
     """The same case in both engines, equal in all that they share. Returns the log and the naive one's desk."""
-    rows, policy, size, num_blocks, offload, content, patience_s, cost, asynchronous = case(seed, replicas > 1)
+    rows, policy, size, num_blocks, offload, content, patience_s, again, cost, asynchronous = case(seed, replicas > 1)
     prefix, begins = content
     columns = [np.array(c) for c in zip(*rows, strict=True)]
     common = [Chunks(spec) if spec.shared else None for spec in offload.tiers]
@@ -90,9 +92,13 @@ def both(seed, replicas=1):
     for i, one in enumerate(naive):
         one.priority, one.begins = rows[i][4], begins[i]
         one.patience_s = inf if patience_s is None else patience_s[i]
+        if again is not None:  # then all of its prompt is what it begins with, as its other tries do
+            one.retries, one.backoff_s = again[i]
+            one.begins = one.tokens() if one.retries else one.begins
     desk.run(naive)
 
-    paths = content_of(prefix, columns[1], size).path
+    retries, backoff_s = (None, None) if again is None else map(np.array, zip(*again, strict=True))
+    paths = known(prefix, columns[1], size, retries)
     shared = [Tier(spec) if spec.shared else None for spec in offload.tiers]
 
     def cache(blocks, block_size):
@@ -101,9 +107,12 @@ def both(seed, replicas=1):
 
     pool = Pool(replicas, policy, cost, num_blocks, size, 10**9, asynchronous, NO_TIME, cache)
     patience = None if patience_s is None else np.array(patience_s)
-    source = OpenLoop(columns[0].astype(float), Requests(*columns[1:4], patience, columns[4]))
+    source = OpenLoop(
+        columns[0].astype(float), Requests(*columns[1:4], patience, columns[4], retries=retries, backoff_s=backoff_s)
+    )
     cluster = Cluster(source, [pool], Routing())
     assert cluster.run(), seed
+    nothing_left(cluster)
     log = cluster.log
     steps, requests = log.steps.table(), log.requests.table()
     for number, one in enumerate(desk.sides):
@@ -115,7 +124,8 @@ def both(seed, replicas=1):
             assert a[1:] == (decodes, kv, sum(n for _, n, _ in chunks)), seed
     order = np.argsort(requests["id"])
     got = {name: requests[name][order].tolist() for name in requests}
-    for i, one in enumerate(naive):
+    check_given_up([one for one in desk.sent if one.cancelled_s is not None], log)
+    for i, one in enumerate(sorted((one for one in desk.sent if not one.again), key=lambda one: one.id)):
         first = one.token_s[0] if one.token_s else None
         assert got["first_token_s"][i] == first or first is None, seed
         assert got["finish_s"][i] == (one.token_s[-1] if one.cancelled_s is None else one.cancelled_s), seed
@@ -134,6 +144,14 @@ def both(seed, replicas=1):
     return log, desk
 
 
+def nothing_left(cluster):
+    """Nobody loads, waits or has blocks once all is over."""
+    for front_end in cluster.front_ends:
+        state = front_end.replica.state
+        assert not any((state.waiting, state.running, state.pulling, state.loading, state.awaiting))
+        assert state.kv.free == state.kv.usable
+
+
 @pytest.mark.parametrize("first", range(0, 1200, 100))
 def test_whole_runs_equal_the_naive_ones(first):
     loaded = 0
@@ -149,7 +167,7 @@ def test_replicas_that_share_tiers_equal_the_naive_ones(replicas):
     assert loaded > 50
 
 
-def run(rows, paths, offload, *, policy=None, cost=None, num_blocks=97, asynchronous=False):
+def run(rows, paths, offload, *, policy=None, cost=None, num_blocks=97, asynchronous=False, **asked):
     """(arrival, prompt, output) each, on one replica with blocks of 16; `offload` None: without tiers. The cluster."""
 
     def cache(blocks, size):
@@ -160,7 +178,9 @@ def run(rows, paths, offload, *, policy=None, cost=None, num_blocks=97, asynchro
     arrival_s, prompts, outputs = (np.array(c) for c in zip(*rows, strict=True))
     policy = policy or VllmV1(max_num_batched_tokens=2048, max_num_seqs=64)
     pool = Pool(1, policy, cost or COST, num_blocks, 16, 10**6, asynchronous, NO_TIME, cache)
-    cluster = Cluster(OpenLoop(arrival_s.astype(float), Requests(prompts, outputs, outputs)), [pool], Routing())
+    cluster = Cluster(
+        OpenLoop(arrival_s.astype(float), Requests(prompts, outputs, outputs, **asked)), [pool], Routing()
+    )
     assert cluster.run()
     return cluster
 
@@ -221,6 +241,22 @@ def test_who_wants_what_is_being_loaded_waits_for_it_and_loads_nothing():
     first = dict(zip(requests["id"], requests["first_token_s"], strict=True))
     assert first[4] < 10.1 < 10.9 < first[2] <= first[3] < 11.1, "others go on meanwhile"
     assert requests["cached_tokens"].sum() == 2 * SHARED
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_who_tries_again_while_the_try_that_was_given_up_still_loads(asynchronous):
+    """Loading takes 0.96 s: the third request gives up after 0.2, and is sent again 5 ms later, twice; so does the
+    fourth, which waits for what the third loads."""
+    rows = [(0.0, SHARED + 16, 2), (5.0, 1520, 2), (10.0, SHARED + 16, 2), (10.001, SHARED + 16, 2)]
+    asked = {
+        "patience_s": np.array([inf, inf, 0.2, 0.21]), "retries": np.array([0, 0, 2, 2]), "backoff_s": np.full(4, 5e-3)
+    }  # fmt: skip
+    cluster = run(
+        rows, lambda id: [] if id == 1 else [(0, SHARED // 16)], host(read_s=1e-3), asynchronous=asynchronous, **asked
+    )
+    given_up = cluster.log.given_up.table()
+    assert sorted(given_up["id"].tolist()) == [2, 2, 2, 3, 3, 3]
+    nothing_left(cluster)
 
 
 def test_the_step_waits_for_what_it_loads_and_all_who_are_in_it():

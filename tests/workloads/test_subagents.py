@@ -142,6 +142,15 @@ def test_a_spawned_session_may_have_several_turns(tmp_path: Path) -> None:
         read_trace(file)
 
 
+def test_parents_without_sessions_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("arrival_s,input_tokens,output_tokens,parent\n0,100,10,\n1,110,10,main\n")
+    with pytest.raises(ServecastError, match=r"t\.csv: column 'parent' .* no column 'session'; add one"):
+        read_trace(file)
+    file.write_text("arrival_s,input_tokens,output_tokens,parent\n0,100,10,\n1,110,10,\n")
+    assert read_trace(file).turns is None, "an empty column says nothing"
+
+
 def test_mistakes_are_said() -> None:
     (said,) = check_sessions({**SPEC, "childen": 3}, "s")
     assert said.startswith("s.childen: unknown parameter; sub-agents takes arrivals, steps, children, tool_time")

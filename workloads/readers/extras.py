@@ -94,6 +94,11 @@ class Extras:
     def of(self, file: TraceFile, blank: Mask, arrival: Numbers, prompt: Numbers, output: Numbers) -> Rest:
         """Raises ServecastError where the columns contradict each other."""
         said = self._provenance(file)
+        if self.parent.seen and not self.session.seen:
+            raise ServecastError(
+                f"{file.path}: column 'parent' names sessions, and there is no column 'session'; add one with each "
+                "row's session, or leave 'parent' out"
+            )
         kept = ~blank & (prompt.values > 0) & (output.values > 0)
         names = tuple(said.get("classes", ())) or self.kind.words
         return Rest(

@@ -228,7 +228,7 @@ class Naive:
             "next_id",
         )
         mine = {name: getattr(self, name) for name in names}
-        more = Naive(self.id, sent + self.network_s / 2, self.prompt, self.output, self.cap, **mine)
+        more = type(self)(self.id, sent + self.network_s / 2, self.prompt, self.output, self.cap, **mine)
         return replace(more, tries=self.tries + 1, since_s=since)
 
 

@@ -110,6 +110,8 @@ class Side(VllmV1):
             if batch:
                 chunks, kv = self.shape(batch)
                 self.start_s = t
+                for r, n, _, decode, *_ in batch:
+                    r.read += 0 if decode or r.done else n
                 self.desk.at(self.begins(t) + self.cost.step_s([c[1:] for c in chunks], len(kv), sum(kv)), self.end)
                 return
             self.flight.popleft()

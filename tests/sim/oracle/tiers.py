@@ -323,18 +323,25 @@ class Desk:
         heappush(self.coming, (t, next(self.numbers), call))
 
     def run(self, requests):
+        self.sent = []
         for r in requests:
-            self.at(r.arrival_s, lambda t, r=r: next(self.turn).enter(r, t))
-            if r.gives_up_s < inf:
-                self.at(r.gives_up_s, lambda t, r=r: self.give_up(r, t))
+            self.send(r)
         while self.coming:
             t, _, call = heappop(self.coming)
             call(t)
+
+    def send(self, r):
+        self.sent.append(r)
+        self.at(r.arrival_s, lambda t: next(self.turn).enter(r, t))
+        if r.gives_up_s < inf:
+            self.at(r.gives_up_s, lambda t: self.give_up(r, t))
 
     def give_up(self, r, t):
         if r.done:
             return
         r.done, r.cancelled_s = True, t
+        if (again := r.next_try()) is not None:
+            self.send(again)
         if not r.side.flight and r not in r.side.pulling:
             r.side.leave(r)
 
