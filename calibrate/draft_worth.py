@@ -22,10 +22,14 @@ class DraftWorth:
     by_batch: Mapping[int, tuple[float, float, float]]
     turns: int | None
 
+    def tpot_s(self, batch: int) -> float:
+        """Seconds a token of each sequence with drafts; `batch` is one of `by_batch`."""
+        _, drafted_s, length = self.by_batch[batch]
+        return drafted_s / length
+
     def speedup(self, batch: int) -> float:
         """How many times as fast tokens come with drafts; `batch` is one of `by_batch`."""
-        plain_s, drafted_s, length = self.by_batch[batch]
-        return plain_s * length / drafted_s
+        return self.by_batch[batch][0] / self.tpot_s(batch)
 
 
 def worth(cost: SpeculativeCost, length: float, proposes: float, context: int, most: int) -> DraftWorth:

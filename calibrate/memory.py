@@ -171,9 +171,11 @@ def _plan(
             f"one sequence of {engine.name_of('max_model_len')} {engine.max_model_len} needs "
             f"{_gib(least * pool.block_bytes)} of KV cache and {_gib(available)} is left"
         )
+    drafts = "" if draft is None else f" ({_gib(weights['draft model'])} of them of {draft.model.name}, which drafts)"
+    weighs = f"weights {_gib(weight_bytes)}{drafts}, overhead {_gib(used - weight_bytes)}"
     refusal = problem and (
         f"{model.name} does not fit {layout.gpus} x {gpu.id}: per GPU {_gib(gpu.visible_bytes)}"
-        f"{_share(engine, budget)}, weights {_gib(weight_bytes)}, overhead {_gib(used - weight_bytes)}: {problem}"
+        f"{_share(engine, budget)}, {weighs}: {problem}"
     )
     return MemoryPlan(
         visible_bytes=gpu.visible_bytes,

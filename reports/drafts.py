@@ -57,8 +57,8 @@ def said(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
 
 def rows(worth: DraftWorth) -> Iterator[tuple[str, ...]]:
     """By how many decode at once: HEAD."""
-    for n, (plain_s, drafted_s, length) in worth.by_batch.items():
-        tpot_s = drafted_s / length
+    for n, (plain_s, drafted_s, _) in worth.by_batch.items():
+        tpot_s = worth.tpot_s(n)
         yield (
             f"{n:,}",
             *(f"{quantity(1e3 * seconds)} ms" for seconds in (plain_s, drafted_s, tpot_s)),

@@ -60,11 +60,14 @@ def _pool(e: Explained, number: int) -> Iterator[str]:
     for i, sentence in enumerate(words.answer(e)):
         yield f"<p>{'<strong>' * (not i)}{escape(sentence)}{'</strong>' * (not i)}</p>"
     n, batch = max(e.by_batch), e.batch
+    plain = "" if e.drafts is None else ", no drafts"
     cards = [
-        card("TTFT, alone", quantity(1e3 * e.alone.ttft_s), "ms", f"prompt {words.ms(e.alone.prefill.seconds)}"),
-        card("TPOT, alone", quantity(1e3 * e.alone.tpot_s), "ms", f"{quantity(1 / e.alone.tpot_s)} tokens/s"),
         card(
-            f"TPOT, {n:,} at once",
+            f"TTFT, alone{plain}", quantity(1e3 * e.alone.ttft_s), "ms", f"prompt {words.ms(e.alone.prefill.seconds)}"
+        ),
+        card(f"TPOT, alone{plain}", quantity(1e3 * e.alone.tpot_s), "ms", f"{quantity(1 / e.alone.tpot_s)} tokens/s"),
+        card(
+            f"TPOT, {n:,} at once{plain}",
             quantity(1e3 * batch.seconds),
             "ms",
             f"{quantity(n / batch.seconds)} tokens/s in all",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from calibrate.breakdown import NAMES, Part, Step
+from calibrate.draft_worth import DraftWorth
 from reports import drafts
 from reports.explaining.facts import Alone, Explained
 from reports.words import gib, percent, quantity
@@ -36,7 +37,8 @@ def answer(e: Explained) -> list[str]:
     n = max(e.by_batch)
     each = batch.seconds / n
     then = f", then a token every {ms(e.alone.tpot_s)}; {_sum(e.alone)}" if e.output > 1 else ""
-    said = [
+    said = [] if e.drafts is None else [_drafted(e.drafts)]
+    said += [
         f"A request of {tokens(e.prompt)} in and {e.output:,} out, alone: TTFT {ms(e.alone.ttft_s)}{then}.",
         f"Its prompt is bound by {BOUNDS[read.bound]}: {_rate(read, e)}. Its answer is bound by {BOUNDS[token.bound]}: "
         f"{_rate(token, e)}.",
@@ -48,6 +50,14 @@ def answer(e: Explained) -> list[str]:
             f"{quantity(token.seconds / each)} times less than alone."
         )
     return said
+
+
+def _drafted(worth: DraftWorth) -> str:
+    most = max(worth.by_batch)
+    return (
+        f"With its drafts a token comes every {ms(worth.tpot_s(1))} alone, and every {ms(worth.tpot_s(most))} with "
+        f"{most:,} at once; all else here is of steps without them, unless it says so."
+    )
 
 
 def _sum(a: Alone) -> str:

@@ -19,8 +19,8 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 UNKNOWN_GAPS = (
-    "not known are the times of all tokens of several samples of a prompt, of pipelines, and of prompts that another "
-    "replica read"
+    "not known are the times of all tokens of several samples of a prompt, of speculative decoding, of pipelines, "
+    "and of prompts that another replica read"
 )
 
 

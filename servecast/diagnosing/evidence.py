@@ -59,10 +59,10 @@ def steps_of(result: Result, index: int) -> Steps:
 
 
 def decode_step(pool: PoolSetup, steps: Steps) -> Step | None:
-    """The parts of a step of decodes alone, as many as in the mean step that decodes; None where none does, or where
-    ranks and stages wait for each other, which is in no step of one engine."""
+    """The parts of a step of decodes alone, as many as in the mean step that decodes; None where none does, where
+    ranks and stages wait for each other, which is in no step of one engine, or where steps also draft."""
     layout, batch = pool.layout, max(1, round(steps.decodes))
-    if layout.dp * layout.pp * layout.pcp > 1 or not steps.decodes:
+    if layout.dp * layout.pp * layout.pcp > 1 or not steps.decodes or pool.drafts is not None:
         return None
     return step_of(pool.model, layout, pool.engine, pool.prices, pool.cost, [], batch, round(steps.kv_tokens))
 
@@ -70,7 +70,7 @@ def decode_step(pool: PoolSetup, steps: Steps) -> Step | None:
 def prompt_step(pool: PoolSetup, tokens: int) -> Step | None:
     """The parts of a step that reads so many tokens of one prompt; None as of `decode_step`."""
     layout = pool.layout
-    if layout.dp * layout.pp * layout.pcp > 1 or not tokens:
+    if layout.dp * layout.pp * layout.pcp > 1 or not tokens or pool.drafts is not None:
         return None
     return step_of(pool.model, layout, pool.engine, pool.prices, pool.cost, [(tokens, 0)], 0, 0)
 

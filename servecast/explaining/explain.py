@@ -106,7 +106,7 @@ class _Engine:
     def step(self, chunks: list[tuple[int, int]], decodes: int, kv_tokens: int) -> Step:
         """Parts of one step."""
         p = self.pool
-        return step_of(p.model, p.layout, p.engine, p.prices, p.cost, chunks, decodes, kv_tokens)
+        return step_of(p.model, p.layout, p.engine.undrafted, p.prices, p.cost, chunks, decodes, kv_tokens)
 
     def prompt(self, tokens: int, cached: int = 0) -> Step:
         """Parts of the steps that read a prompt of so many tokens, of which some are cached."""

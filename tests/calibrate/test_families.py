@@ -94,7 +94,7 @@ def test_what_tensorrt_llms_options_mean() -> None:
     )
     assert "is below 2048, max_batch_size" in refusal(preset, max_num_tokens=1024)
     assert "expected a mapping of" in refusal(preset, kv_cache_config=3)
-    assert "kv_cache_config.dtyp: unknown option (did you mean 'dtype'?)" in refusal(preset, kv_cache_config={"dtyp": "fp8"})
+    assert "dtyp: unknown option (did you mean 'dtype'?)" in refusal(preset, kv_cache_config={"dtyp": "fp8"})
     assert "not modelled yet" in refusal(preset, enable_attention_dp=True)
 
 

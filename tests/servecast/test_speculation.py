@@ -93,6 +93,10 @@ def test_draws_are_a_requests_own(file):
         ("speculation=null", "speculation.acceptance: missing, and engine.speculative_config drafts 3 tokens"),
         ("engine.speculative_config.num_speculative_tokens=9", "said for 3 positions, and the engine drafts 9 tokens"),
         ("model=gpt-oss-20b", "has layers with windows, with which drafts are not modelled"),
+        (
+            "engine.speculative_config={method: draft_model, model: llama-3.1-70b, num_speculative_tokens: 3}",
+            "131.45 GiB of them of llama-3.1-70b, which drafts",
+        ),
         ("cluster.pp=2", "drafts with pp 2 are not modelled"),
     ],
 )
@@ -146,13 +150,14 @@ def test_it_is_explained_and_reported(file, tmp_path):
     assert answered.exit_code == 0, answered.output
     worth = json.loads(answered.output)
     worth = (worth[0] if isinstance(worth, list) else worth)["drafts"]
-    plain_s, drafted_s = worth["by_batch"]["1"]
-    assert worth["length"] == pytest.approx(2.7)
+    plain_s, drafted_s, length = worth["by_batch"]["1"]
+    assert worth["length"] == length == pytest.approx(2.7)
     assert drafted_s / 2.7 < plain_s < drafted_s
     shown = CliRunner().invoke(
         main, ["explain", str(file), "--out", str(tmp_path / "explained")], env={"COLUMNS": "80"}
     )
     assert "TPOT without" in shown.output
+    assert f"With its drafts a token comes every {1e3 * drafted_s / length:.2f} ms" in " ".join(shown.output.split())
     said = CliRunner().invoke(main, ["run", str(file), "--out", str(tmp_path / "ran")], env={"COLUMNS": "80"})
     assert "tokens a sequence and step; at the mean batch" in " ".join(said.output.split())
     page = (tmp_path / "ran" / "report.html").read_text(encoding="utf-8")
@@ -173,3 +178,15 @@ def test_bounds_of_plans_know_that_a_step_yields_several_tokens(file):
     assert "a token alone takes" in bound(plain, required).why
     assert not bound(drafts, required).why
     assert simulate(drafts).summary()["p50_tpot_ms"] < 4
+
+
+def test_a_budget_below_all_drafts_is_priced_as_what_it_lets_in(file):
+    """695 sequences with 3 drafts are 2,780 tokens."""
+    small = "engine.max_num_batched_tokens=2048"
+    setup = set_up(load_scenario(file, (small,)))
+    worth = setup.pools[0].draft_worth(550, 695)
+    assert worth.by_batch[695][2] == pytest.approx(2.7 * 512 / 695)
+    assert not bound(setup, parse_requirements(["p99 ttft < 1s"])).why
+    for command in (["run", "--set", "workload.num_requests=5"], ["diagnose", "--set", "workload.num_requests=50"]):
+        done = CliRunner().invoke(main, [command[0], str(file), *command[1:], "--set", small, "--json"])
+        assert done.exit_code == 0, done.output
