@@ -26,18 +26,25 @@ KEY = "engine.speculative_config"
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """`model` drafts. `fused`: hidden states, in the target's sizes, that its first projection puts together (0: it has
-    none). `shares`: tables that are the target's."""
+    """`model` drafts. `fused`: vectors of the hidden size that a projection before it puts together (0: it has none).
+    `shares`: tables that are the target's. `beside`: they are hidden states of the target, put together once a step,
+    and the layer reads embeddings beside them in every pass (EAGLE-3: vllm/model_executor/models/llama_eagle3.py)."""
 
     model: ModelSpec
     fused: int
     shares: Literal["", "embeddings", "all"]
+    beside: bool = False
+
+    def outputs_beside(self, tp: int) -> int:
+        """What embeddings beside the hidden states are multiplied to, on one of `tp` GPUs."""
+        return sum(p.n for p in self.model.projections(tp) if p.name.startswith("qkv")) if self.beside else 0
 
     def weight_bytes(self, layout: Parallelism) -> int:
         """On one GPU."""
         weights = rank_weights(self.model, layout)
         shared = {"": (), "embeddings": ("embeddings",), "all": ("embeddings", "output weights")}[self.shares]
-        fusing = self.fused * self.model.hidden**2 * self.model.dtype_bytes
+        inputs = self.fused * self.model.hidden + self.outputs_beside(layout.tp)
+        fusing = inputs * self.model.hidden * self.model.dtype_bytes
         return sum(size for name, size in weights.items() if name not in shared) + fusing
 
 
@@ -64,7 +71,7 @@ def draft_of(model: ModelSpec, engine: EngineSpec) -> Draft | None:
     head = _one_layer(named or replace(model, quantized=()), f"an EAGLE head of {model.name}")  # heads are 16 bit
     if how.method == "eagle3":
         vocab = min(EAGLE3_VOCAB, head.vocab)
-        return Draft(replace(head, vocab=vocab, tied_embeddings=False), 3, "embeddings")
+        return Draft(replace(head, vocab=vocab, tied_embeddings=False), 3, "embeddings", beside=True)
     return Draft(head, 2, "all")
 
 

@@ -139,11 +139,11 @@ def speculative_cost(
     if made is not None:
         draft = own_cost(made.model, layout, engine, prices, queries=1 + tokens)
         passes = own_cost(made.model, layout, engine, prices)
-        fusing = _fusing_s(made, layout, prices, np.arange(len(mixed), dtype=np.float64))
+        fusing, again = _fusing_s(made, layout, prices, np.arange(len(mixed), dtype=np.float64))
         mixed = mixed + draft.tokens_s + fusing
         decoding = decoding + draft.decode_tokens_s + fusing[: len(decoding)]
         once = np.array(passes.samples_s)[sequences]
-        each = np.array(passes.decode_tokens_s)[sequences] + fusing[sequences] + once
+        each = np.array(passes.decode_tokens_s)[sequences] + again[sequences] + once
         later = once + (tokens - 1) * each
         launch, decode_launch = launch + draft.launch_s, decode_launch + draft.decode_launch_s
         floor = floor + (tokens - 1) * np.array(passes.decode_launch_s)[sequences]
@@ -169,13 +169,17 @@ def speculative_cost(
     )
 
 
-def _fusing_s(draft: Draft, layout: Parallelism, prices: Prices, tokens: Floats) -> Floats:
-    """Seconds of the projection that puts hidden states and embeddings together, by tokens."""
-    if not draft.fused:
-        return np.zeros_like(tokens)
-    hidden, plain = draft.model.hidden, draft.model.plain.weights
-    found: Floats = prices.gemm_s(plain, np.maximum(tokens, 1.0), hidden, draft.fused * hidden)
-    return np.where(tokens > 0, found, 0.0)
+def _fusing_s(draft: Draft, layout: Parallelism, prices: Prices, tokens: Floats) -> tuple[Floats, Floats]:
+    """Seconds of what puts hidden states and embeddings together, by tokens: in the first pass, and in each other."""
+    hidden, weights = draft.model.hidden, draft.model.plain.weights
+
+    def taken(outputs: int, inputs: int) -> Floats:
+        if not outputs or not inputs:
+            return np.zeros_like(tokens)
+        return np.where(tokens > 0, prices.gemm_s(weights, np.maximum(tokens, 1.0), outputs, inputs), 0.0)
+
+    fused, beside = taken(hidden, draft.fused * hidden), taken(draft.outputs_beside(layout.tp), hidden)
+    return fused + beside, beside if draft.beside else fused
 
 
 def _on_line(cost: CompiledCost, decodes: int, kv_tokens: Ints) -> Floats:

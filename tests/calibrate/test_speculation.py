@@ -18,7 +18,7 @@ from calibrate.memory import plan_memory
 from calibrate.models import load_model
 from calibrate.serving import served
 from calibrate.speculation import draft_of
-from calibrate.speculative_cost import speculative_cost
+from calibrate.speculative_cost import _fusing_s, speculative_cost
 from servecast.errors import ServecastError
 from servecast.profiles import prices_of
 
@@ -60,11 +60,13 @@ def test_rates_of_lengths():
 
 
 def test_how_an_eagle_head_and_a_draft_layer_are_made():
-    """The head of EAGLE-3 for Llama-3.1-8B: a layer of 218 M weights, 3 x 4096 to 4096, and 32,000 x 4096 of output."""
+    """The head of EAGLE-3 for Llama-3.1-8B: a layer of 218 M weights, whose queries, keys and values read embeddings
+    too, 3 x 4096 to 4096, and 32,000 x 4096 of output."""
     spec = engine("llama-3.1-8b", "eagle3", 3)
     head = draft_of(served(load_model("llama-3.1-8b"), spec), spec)
     layer = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336) + 3 * 4096
     rotary = 131072 * 128
+    layer += 4096 * (4096 + 2 * 1024)
     assert head.weight_bytes(ONE) == 2 * (layer + 3 * 4096**2 + 32000 * 4096 + rotary)
     spec = engine("deepseek-v3", "mtp", 1)
     layer = draft_of(served(load_model("deepseek-v3"), spec), spec)
@@ -229,3 +231,18 @@ def test_heads_are_16_bit_where_the_model_is_not():
         spec = resolved(speculative_config=drafts, **more)
         sizes.append(draft_of(served(load_model("llama-3.1-8b"), spec), spec).weight_bytes(ONE))
     assert sizes[0] == sizes[1]
+
+
+def test_eagle_3_puts_the_targets_states_together_once_a_step():
+    """Each draft more of EAGLE costs two hidden sizes to one; of EAGLE-3, half of what its layer's inputs are."""
+    later = {}
+    for method in ("eagle", "eagle3"):
+        (_, one), (_, five) = (costs("llama-3.1-8b", method, tokens) for tokens in (1, 5))
+        spec = engine("llama-3.1-8b", method, 1)
+        fused, again = _fusing_s(draft_of(load_model("llama-3.1-8b"), spec), ONE, prices_of(H100, None), np.arange(3.0))
+        later[method] = again[1]
+        assert fused[0] == again[0] == 0
+        assert fused[1] > again[1] if method == "eagle3" else fused[1] == again[1]
+        assert (five.later_s[1] - one.later_s[1]) / 4 > again[1]
+    assert later["eagle"] == prices_of(H100, None).gemm_s("bf16", np.array([1.0]), 4096, 8192)[0]
+    assert later["eagle3"] == prices_of(H100, None).gemm_s("bf16", np.array([1.0]), 6144, 4096)[0]
