@@ -123,7 +123,7 @@ def test_every_scenario_is_one_commented_question(path):
     assert first.endswith("?")
     assert "# Answer: " in path.read_text(encoding="utf-8")
     assert set(yaml.safe_load(path.read_text(encoding="utf-8"))) <= {
-        "name", "model", "engine", "cluster", "workload", "slo", "seed",
+        "name", "model", "engine", "cluster", "workload", "slo", "seed", "speculation",
     }  # fmt: skip
 
 
