@@ -134,10 +134,10 @@ def set_up_pool(scenario: Scenario, index: int, problems: list[str]) -> PoolSetu
         if engine and model:
             own = scenario.pool_engine(index).get("scheduler")
             tiers = part.kv_tiers or engine.options.get("kv_offloading_size")
-            found += (undrafted := list(no_drafts(model, layout, engine, part.role, own, tiers)))
+            found += (refused := list(no_drafts(model, layout, engine, part.role, own, tiers)))
             said = scenario.speculation if part.speculation is None else part.speculation
             drafting = ask(lambda: drafting_of(said, engine, scenario.seed))
-            drafter = None if undrafted else ask(lambda: draft_of(model, engine))
+            drafter = None if refused else ask(lambda: draft_of(model, engine))
             if drafter and not wrong:
                 wrong += (lacks := check_draft(drafter, layout, gpu))
                 found += lacks

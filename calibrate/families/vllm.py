@@ -74,7 +74,7 @@ def resolve(
     policy = {name: values[name] for name in (V0_POLICY if v0 else POLICY)}
     policy |= {name: preset[name] for name in (() if v0 else RULES)}
     if drafts and drafts["method"] == "draft_model" and preset["drafts"]["slots"]:
-        policy["max_num_batched_tokens"] = _slotless(values)
+        policy["max_num_batched_tokens"] = _beside_slots(values)
     return {name: values[name] for name in SAME} | {
         "policy": policy,
         "gpu_memory_utilization": float(values["gpu_memory_utilization"]),
@@ -94,7 +94,7 @@ def resolve(
     }
 
 
-def _slotless(values: Mapping[str, Any]) -> int:
+def _beside_slots(values: Mapping[str, Any]) -> int:
     """The step's tokens beside which a draft model has a slot for every sequence (`_set_max_num_scheduled_tokens`)."""
     most, sequences = values["max_num_batched_tokens"], values["max_num_seqs"]
     if most <= sequences:
