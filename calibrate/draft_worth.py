@@ -48,6 +48,7 @@ def worth(cost: SpeculativeCost, length: float, proposes: float, context: int, m
 def drafted(cost: SpeculativeCost, n: int, kv_tokens: int, length: float, proposes: float) -> tuple[float, float]:
     """Seconds of a step of `n` sequences that have drafts in `proposes` of steps, and the tokens it yields of each on
     average: `length` of those that it computes. Whom the token budget does not reach waits."""
-    computed = max(1, min(n, int(cost.budget / (1 + cost.tokens * proposes))))
-    drafts = min(round(computed * cost.tokens * proposes), cost.budget - computed)
+    alone = 1 + cost.slots
+    computed = max(1, min(n, int(cost.budget / (alone + cost.tokens * proposes))))
+    drafts = min(round(computed * cost.tokens * proposes), cost.budget - computed * alone)
     return cost.step_s((), computed, kv_tokens * computed // n, drafts=drafts), length * computed / n

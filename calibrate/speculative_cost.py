@@ -40,13 +40,14 @@ class SpeculativeCost:
     """A `StepCost` of an engine that drafts `tokens` tokens a sequence. `plain` is its cost without drafts, `target`
     that of verifying; `draft` has the lines of the first pass, `passes` those of the others.
 
-    A step takes at most `budget` tokens. By its tokens: `mixed_s` (with prompts), `decode_s`; by sampled positions
-    `positions_s`; by sequences `later_s`, what the passes after the first take but for attention, `after_s` and
-    `floor_s` of the host, to which `launch_s` adds by tokens.
+    A step has at most `budget` tokens, `slots` of which nobody computes for each of its sequences. By its tokens:
+    `mixed_s` (with prompts), `decode_s`; by sampled positions `positions_s`; by sequences `later_s`, what the passes
+    after the first take but for attention, `after_s` and `floor_s` of the host, to which `launch_s` adds by tokens.
     """
 
     tokens: int
     budget: int
+    slots: int
     plain: CompiledCost
     target: CompiledCost
     draft: CompiledCost | None
@@ -152,6 +153,7 @@ def speculative_cost(
     return SpeculativeCost(
         tokens=tokens,
         budget=int(engine.policy["max_num_batched_tokens"]),
+        slots=int(engine.policy["draft_slots"]),
         plain=plain,
         target=target,
         draft=draft,

@@ -20,8 +20,10 @@ class Batch:
     cache) for those whose KV begins to come from elsewhere; `joins`: those whose KV has come and that decode from now
     on; `swapped_in`: those that have it back from the host; `copied_blocks`: KV blocks that went there or came back.
     `loads`: who loads a part of its KV from tiers, tier by tier, and who waits for such a load of another. `padding`:
-    how many of the `decodes` compute for nobody. `seen`: of `kv_tokens`, those that the layers of each window read;
-    empty for models without. An empty batch is no step: who is left out of it stays as he was.
+    how many of the `decodes` compute for nobody; `padded`: how many of the chunks, of one token each, have `drafts`
+    beside them that nobody made, so that a step without others is one of decodes. `seen`: of `kv_tokens`, those that
+    the layers of each window read; empty for models without. An empty batch is no step: who is left out of it stays as
+    he was.
 
     A batch that only decodes is run until something changes, so a policy says what else would change its mind: after
     how many steps it wants to plan again (`most_steps`), how many blocks it wants to see free (`spare_blocks`), or how
@@ -37,6 +39,7 @@ class Batch:
         "kv_tokens",
         "loads",
         "most_steps",
+        "padded",
         "padding",
         "paused",
         "preempted",
@@ -54,6 +57,7 @@ class Batch:
         self.drafts = 0
         self.kv_tokens = 0
         self.paused = False
+        self.padded = 0
         self.padding = 0
         self.most_steps = NEVER
         self.spare_blocks = 0

@@ -204,6 +204,7 @@ class Engine:
         output_tokens, single = gaps * steps, b""
         if isinstance(decodes, SpeculativeDecodes):
             output_tokens = decodes.yields()
+            decodes.pad(batch.padded)
             if steps > 1:
                 running = len(state.running) - len(self._ended)
                 facts = self.index, first_step, batch.decodes, gaps, running, self._waiting, blocks

@@ -96,7 +96,10 @@ def verified_run(
     """As `quiet_run`, of steps that verify drafts; one, if it is to be `one_step`."""
     steps = 1 if one_step else quiet_steps(state, batch)
     if steps == 1:
-        return (now + cost.step_s(chunks, batch.decodes, batch.kv_tokens, drafts=batch.drafts),)
+        decodes, kv_tokens = batch.decodes, batch.kv_tokens
+        if batch.padded == len(chunks):  # every sequence has its token and all drafts: kernels cannot tell who decodes
+            decodes, kv_tokens, chunks = decodes + len(chunks), kv_tokens + sum(known for _, known in chunks), ()
+        return (now + cost.step_s(chunks, decodes, kv_tokens, drafts=batch.drafts),)
     assert isinstance(state.decodes, SpeculativeDecodes)
     found = state.decodes.over(steps)
     durations = cost.verified_s(batch.decodes, found.kv_tokens, found.drafts)

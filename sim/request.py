@@ -93,6 +93,7 @@ class Request:
         "of",
         "outcome",
         "output_tokens",
+        "padding",
         "path",
         "preemptions",
         "priority",
@@ -125,6 +126,7 @@ class Request:
     drawn: int  # how many of these steps there have been
     due: int  # output tokens to come when it joins
     reach: int  # tokens that it has blocks for
+    padding: int  # drafts that nobody made, computed beside the end of its prompt
     landed: int  # tokens that a prefix cache can know
     verified: Stint
     # Of models with windows only, and set when it is admitted: see sim.windowdecodes and State.slide.

@@ -40,15 +40,18 @@ class Verified(NamedTuple):
 class Stint:
     """What a request does from when it joins until it leaves: `tokens` in KV and `out` tokens yielded before each step
     (one more entry: after the last), tokens computed (`load`) and tokens that have blocks (`held`) in each; `lanes`
-    has them as they are added up. In flight when its first step is planned is its prompt, where that is `fresh`, or
-    nothing."""
+    has them as they are added up. In flight when its first step is planned is its prompt, where that is `fresh`, with
+    `padding` drafts beside it, or nothing."""
 
-    __slots__ = ("blocks", "drawn", "due", "fresh", "held", "joined", "landed", "lanes", "load", "out", "tokens")
+    __slots__ = (
+        "blocks", "drawn", "due", "fresh", "held", "joined", "landed", "lanes", "load", "out", "padding", "tokens",
+    )  # fmt: skip
 
     joined: int
     drawn: int  # draws used before
     due: int  # output tokens to come
     fresh: bool
+    padding: int
     landed: int  # tokens that a prefix cache knew before
     tokens: Ints
     out: Ints
@@ -90,6 +93,7 @@ class SpeculativeDecodes(Decodes):
         request.cohort = self
         stint = request.verified = Stint()
         stint.joined, stint.drawn, stint.due, stint.fresh = step, request.drawn, request.due, fresh
+        stint.padding = request.padding if fresh and self._drafting.asynchronous else 0
         stint.landed = request.computed if fresh else request.landed
         self._fill(request, stint)
         self._add(stint, step, 1)
@@ -107,6 +111,8 @@ class SpeculativeDecodes(Decodes):
         request.reach = int(stint.held[j + planned])
         request.landed = self._landed(stint, j, planned)
         request.drawn = stint.drawn + j
+        if planned:  # what it computes next it has not drawn yet, if this step had no room for all of its drafts
+            del request.drafts
         self._add(stint, step, -1)
         self.count -= 1
         self.kv_tokens -= request.computed
@@ -183,9 +189,8 @@ class SpeculativeDecodes(Decodes):
         """See `Decodes`."""
         stint, drafting = request.verified, self._drafting
         j = self.step - stint.joined
-        before = int(stint.tokens[j])
-        if drafting.asynchronous and j:
-            before = int(stint.tokens[j - 1] + stint.load[j - 1])
+        before = int(stint.tokens[j - 1] + stint.load[j - 1]) if drafting.asynchronous and j else int(stint.tokens[j])
+        before += 0 if j else stint.padding
         held = min(before + tokens + drafting.lookahead, drafting.max_model_len)
         return max(-(-held // self.block_size) - int(stint.blocks[j]), 0)
 
@@ -208,6 +213,11 @@ class SpeculativeDecodes(Decodes):
         taken = np.cumsum(self._columns(step, limit)[TAKE])
         return int(np.searchsorted(taken, blocks, side="right"))
 
+    def pad(self, sequences: int) -> None:
+        """The end of so many prompts had drafts beside it that nobody made: vLLM counts them as wrong."""
+        self.sequences += sequences
+        self.drafted += sequences * self._drafting.tokens
+
     def over(self, steps: int) -> Verified:
         """What happens in so many steps from the next one on."""
         lanes = self._columns(self.step, steps)
@@ -226,6 +236,7 @@ class SpeculativeDecodes(Decodes):
         held = np.empty(steps + 1, dtype=np.int64)
         held[0] = request.reach
         held[1:] = tokens[:-1] + load
+        held[1:2] += stint.padding
         if drafting.asynchronous:
             held[2:] = tokens[:-2] + load[:-1] + load[1:]
         held[1:] = np.minimum(held[1:] + drafting.lookahead, drafting.max_model_len)

@@ -168,10 +168,13 @@ class State:
         if after != request.target:
             self.prefilling[ticket] = request
 
-    def admit(self, batch: Batch, tokens: int, found: int = 0, reserve: int = 0, known: int = 0) -> None:
+    def admit(
+        self, batch: Batch, tokens: int, found: int = 0, reserve: int = 0, known: int = 0, padding: int = 0
+    ) -> None:
         """Move the head of the queue into the batch with its first chunk of `tokens` prompt tokens, after the `found`
         tokens that the lookup just made has found in the cache, or after `known` tokens, of which the step loads the
-        others. A cache that reserves gives it blocks for `reserve` tokens."""
+        others, and before `padding` drafts that nobody made. A cache that reserves gives it blocks for `reserve`
+        tokens."""
         request = self.waiting.popleft()
         request.reserved_tokens = reserve
         if found:
@@ -192,7 +195,10 @@ class State:
         if self.drafting is None:
             self.kv.grow(request, found, after)
         else:
-            self._grow_beyond(request, found, after + self.drafting.ahead(after), after)
+            request.padding = padding
+            batch.padded += padding > 0
+            reach = after + padding
+            self._grow_beyond(request, found, reach + self.drafting.ahead(reach), after)
         batch.chunks.append((request, tokens, known))
         if self.holds and (held := self.holds.get(request.id)) is not None:
             self.let_go(held)

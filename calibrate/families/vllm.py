@@ -63,7 +63,7 @@ def resolve(
         default(name, None)
     _batch_defaults(chosen, gpu, preset)
     undrafted = dict(values) | dict.fromkeys(DRAFTS)
-    problems = _draft_checks(chosen)
+    problems = _draft_checks(chosen, preset)
     if problems := problems + _startup_checks(values, preset, model):
         raise ServecastError(*problems)
     eager = values["enforce_eager"]
@@ -73,7 +73,9 @@ def resolve(
         drafts["undrafted_graphs"] = _graphs(undrafted, preset, gpu)
     policy = {name: values[name] for name in (V0_POLICY if v0 else POLICY)}
     policy |= {name: preset[name] for name in (() if v0 else RULES)}
-    if drafts and drafts["method"] == "draft_model" and preset["drafts"]["slots"]:
+    if drafts:
+        policy |= {"pads_decodes": preset["drafts"]["pads"], "draft_slots": int(_slots(values, preset) == "step")}
+    if _slots(values, preset) == "run":
         policy["max_num_batched_tokens"] = _beside_slots(values)
     return {name: values[name] for name in SAME} | {
         "policy": policy,
@@ -92,6 +94,11 @@ def resolve(
         "cuda_graph_bytes": 0 if eager else round(preset["cuda_graph_gib"] * GIB),
         "overlap": _overlap(values, preset),
     }
+
+
+def _slots(values: Mapping[str, Any], preset: Mapping[str, Any]) -> str | None:
+    """For whom a draft model takes a token of the budget (`max_num_new_slots_for_drafting`)."""
+    return preset["drafts"]["slots"] if values["speculative_config.method"] == "draft_model" else None
 
 
 def _beside_slots(values: Mapping[str, Any]) -> int:
@@ -136,7 +143,7 @@ def _speculation(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     }
 
 
-def _draft_checks(chosen: Chosen) -> list[str]:
+def _draft_checks(chosen: Chosen, preset: Mapping[str, Any]) -> list[str]:
     """What is missing of the speculative config, or wrong with it, and whether drafting leaves the engine asynchronous:
     the lookup of n-grams runs on the CPU, which knows the last tokens only when a step is over."""
     values, key = chosen.values, "engine.speculative_config"
@@ -156,12 +163,32 @@ def _draft_checks(chosen: Chosen) -> list[str]:
     least, most = (values[f"speculative_config.prompt_lookup_{name}"] for name in ("min", "max"))
     if least and most and least > most:
         problems.append(f"{key}.prompt_lookup_min: {least} is above prompt_lookup_max {most}; lower it")
+    if tokens is not None and preset["drafts"]["pads"]:
+        problems += _padding_checks(values, tokens, 1 + tokens + (_slots(values, preset) == "step"))
     if method == "ngram":
         if values["async_scheduling"] and chosen.sources["async_scheduling"] == "user":
             problems.append("engine.async_scheduling: true, which vLLM refuses with ngram; take it out")
         elif values["async_scheduling"]:
             values["async_scheduling"] = False
             chosen.sources["async_scheduling"] = "off with ngram, as in vLLM"
+    return problems
+
+
+def _padding_checks(values: Mapping[str, Any], tokens: int, least: int) -> list[str]:
+    """Where vLLM that pads does not go on once all of a prompt but a token is found: it waits for ever, or stops at an
+    assertion (`pad_spec_decode` in v1/core/sched/scheduler.py)."""
+    most, threshold = values["max_num_batched_tokens"], values["long_prefill_token_threshold"]
+    problems, key = [], "engine.speculative_config.num_speculative_tokens"
+    if most < least:
+        problems.append(
+            f"{key}: {tokens} make a step of one sequence {least} tokens, above max_num_batched_tokens {most}, and "
+            f"vLLM would wait for ever; raise max_num_batched_tokens to {least} or more"
+        )
+    if 0 < threshold <= tokens:
+        problems.append(
+            f"{key}: {tokens} do not fit into long_prefill_token_threshold {threshold}, where vLLM stops at an "
+            f"assertion; raise the threshold to {tokens + 1} or more, or take it out"
+        )
     return problems
 
 

@@ -28,7 +28,9 @@ class VllmV1(Scheduler):
     with nothing to compute is preempted for a later one, the one after that is left out of the step (before 0.32).
     Of requests whose KV comes from elsewhere: `pulled_queue`, whether those that hold blocks wait in a queue of their
     own, which goes first (from 0.19, by priority from 0.32; else they come after the preempted, or by priority); and
-    `pulls_spare_prefills`: they get blocks only beside those that running prompts still need (from 0.24).
+    `pulls_spare_prefills`: they get blocks only beside those that running prompts still need (from 0.24). Of drafts,
+    both from 0.32: `draft_slots`, tokens of a step that the draft model takes for every sequence in it besides; and
+    `pads_decodes`: who has one token of its prompt to compute computes as many drafts as the others, in vain.
     """
 
     max_num_batched_tokens: int
@@ -42,6 +44,8 @@ class VllmV1(Scheduler):
     watermark: float = 0.0
     pulled_queue: Literal["never", "fcfs", "always"] = "always"
     pulls_spare_prefills: bool = True
+    draft_slots: int = 0
+    pads_decodes: bool = False
 
     remedy = "take vLLM 0.32, where those whose KV has come go first, or scheduling_policy fcfs"
 
@@ -59,7 +63,7 @@ class VllmV1(Scheduler):
         """The next step's batch; takes its blocks."""
         batch = Batch()
         decodes, kv = state.decodes, state.kv
-        budget = self.max_num_batched_tokens - decodes.computes(decodes.step)
+        budget = self.max_num_batched_tokens - decodes.computes(decodes.step) - self.draft_slots * decodes.count
         chunk_limit = self._chunk_limit(state) if self.long_prefill_token_threshold else self.max_num_batched_tokens
         demand = decodes.demand(decodes.step)
         windows = state.windows
@@ -76,7 +80,7 @@ class VllmV1(Scheduler):
                 kv.free -= demand
                 for ticket, tokens in chunks:
                     state.prefill(batch, state.running[ticket], tokens)
-                    budget -= tokens
+                    budget -= tokens + self.draft_slots
         else:
             kv.free -= demand
         if windows is not None:
@@ -88,7 +92,8 @@ class VllmV1(Scheduler):
         if state.drafting is not None and batch.decodes:
             batch.drafts = decodes.computes(decodes.step) - batch.decodes
             least = self.long_prefill_token_threshold or self.max_num_batched_tokens
-            if min(least, self.max_num_batched_tokens / decodes.count) < 1 + state.drafting.tokens:
+            room = self.max_num_batched_tokens / decodes.count - self.draft_slots
+            if min(least, room) < 1 + state.drafting.tokens:
                 batch.most_steps = 1  # a later step may have more drafts than are let in
             if (state.waiting or state.prefilling) and state.drafting.proposes < 1.0:
                 batch.most_steps = 1  # or fewer, and room for who waits
@@ -117,11 +122,12 @@ class VllmV1(Scheduler):
         It is when all of them fit into the budget, or when the only one is the newest, so that all decodes come first.
         """
         wanted = [(t, min(r.target - r.computed, chunk_limit)) for t, r in state.prefilling.items()]
-        if sum(tokens for _, tokens in wanted) <= budget:
+        room = budget - self.draft_slots * len(wanted)
+        if sum(tokens for _, tokens in wanted) <= room:
             return wanted
         ticket, tokens = wanted[0]
         if len(wanted) == 1 and ticket == next(reversed(state.running)):
-            return [(ticket, min(tokens, budget))] if budget else []
+            return [(ticket, min(tokens, room))] if room > 0 else []
         return None
 
     def _blocks(self, state: State, chunks: list[tuple[int, int]]) -> int:
@@ -144,15 +150,15 @@ class VllmV1(Scheduler):
             slides.begin_in_order()
         order = [request for request in state.running.values() if not state.in_flight(request)]
         planned: dict[int, int] = {}  # ticket -> tokens
-        i = 0
-        while i < len(order) and budget:
+        i, slots = 0, self.draft_slots
+        while i < len(order) and budget > slots:
             request = order[i]
             i += 1
             if request.decoding:
-                tokens = min(decodes.load(request), chunk_limit, budget)
+                tokens = min(decodes.load(request), chunk_limit, budget - slots)
                 need = decodes.need(request, tokens) * kv.tables
             elif request.computed < request.target:
-                tokens = min(request.target - request.computed, chunk_limit, budget)
+                tokens = min(request.target - request.computed, chunk_limit, budget - slots)
                 need = kv.needed(*state.reach(request, request.computed + tokens))
             else:
                 continue
@@ -164,7 +170,7 @@ class VllmV1(Scheduler):
                 at = order.index(victim)
                 del order[at]
                 given_back = planned.pop(victim.ticket, 0)  # what this very plan had given it
-                budget += given_back
+                budget += given_back + (slots if given_back else 0)
                 if at < i - 1 and (given_back or not self.preemption_skips_one):
                     i -= 1
                 if given_back and not victim.decoding:
@@ -173,7 +179,7 @@ class VllmV1(Scheduler):
             if victim is request:
                 break
             planned[request.ticket] = tokens
-            budget -= tokens
+            budget -= tokens + slots
             if request.decoding:
                 kv.free -= need
                 if tokens < decodes.load(request):
@@ -191,7 +197,8 @@ class VllmV1(Scheduler):
     def _admit(self, state: State, batch: Batch, budget: int, chunk_limit: int) -> None:
         waiting, running, kv = state.waiting, state.running, state.kv
         watermark = int(self.watermark * (kv.usable + 1))
-        while waiting and budget > 0 and len(running) < self.max_num_seqs:
+        pads = self.pads_decodes and state.drafting is not None and not batch.chunks
+        while waiting and budget > self.draft_slots and len(running) < self.max_num_seqs:
             target = waiting[0].target
             spare = watermark if running else 0
             if waiting[0].there:
@@ -224,21 +231,34 @@ class VllmV1(Scheduler):
                 if not load_or_wait(state, batch, found, known, kv.free - idle - spare, whole):
                     break
                 continue
-            tokens = target - min(known, target - 1)
+            tokens, room, padding = target - min(known, target - 1), budget - self.draft_slots, 0
+            if pads and tokens == 1 and (found or batch.decodes):
+                padding = self._padding(state, found)
+                if 1 + padding > room:
+                    batch.most_steps = 1  # once less is found of it, it may get in without
+                    break
             if tokens > chunk_limit:
                 tokens = chunk_limit
-            if tokens > budget:
+            if tokens > room:
                 if not self.enable_chunked_prefill:
                     break
-                tokens = budget
-            first = min(known, target - 1) + tokens
+                tokens = room
+            first = min(known, target - 1) + tokens + padding
             if state.drafting is not None:
                 first += state.drafting.ahead(first)
             free = kv.free - idle - spare
             if kv.reserved(found, first, max(target, first) if self.scheduler_reserve_full_isl else first) > free:
                 batch.untouched_blocks = kv.untouched()
-                if kv.loads and not self.scheduler_reserve_full_isl:
-                    batch.most_steps = 1  # once more can be loaded, it may need less
+                if padding or (kv.loads and not self.scheduler_reserve_full_isl):
+                    batch.most_steps = 1  # once more can be loaded, or less is found, it may need less
                 break
-            state.admit(batch, tokens, found, known=known)
-            budget -= tokens
+            state.admit(batch, tokens, found, known=known, padding=padding)
+            batch.drafts += padding
+            budget -= tokens + padding + self.draft_slots
+
+    def _padding(self, state: State, found: int) -> int:
+        """Drafts that nobody made for a sequence that has one token to compute after `found`, where all of them have
+        room."""
+        assert state.drafting is not None
+        drafts = state.drafting.tokens
+        return drafts if found + 1 + drafts + 1 <= state.drafting.max_model_len else 0

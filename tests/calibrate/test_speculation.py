@@ -174,6 +174,13 @@ def test_what_versions_do():
     assert engine("deepseek-v3", "deepseek_mtp", 1, "vllm-0.10").speculation.method == "mtp"
     spec = engine("llama-3.1-8b", "draft_model", 3, model="llama-3.2-1b")
     assert spec.policy["max_num_batched_tokens"] == spec.max_num_batched_tokens - spec.max_num_seqs
+    assert not spec.policy["draft_slots"]
+    assert not spec.policy["pads_decodes"]
+    spec = engine("llama-3.1-8b", "draft_model", 3, "vllm-0.32", model="llama-3.2-1b")
+    assert spec.policy["max_num_batched_tokens"] == spec.max_num_batched_tokens
+    assert spec.policy["draft_slots"] == 1
+    assert spec.policy["pads_decodes"]
+    assert engine("llama-3.1-8b", "eagle", 3, "vllm-0.32").policy["draft_slots"] == 0
     assert all(n % 4 == 0 for n in engine("llama-3.1-8b", "eagle", 3).graphs.decode)
     with pytest.raises(ServecastError, match="below the 6 tokens of one sequence with its drafts: raise it to 6"):
         resolved(max_cudagraph_capture_size=4, speculative_config={"method": "eagle", "num_speculative_tokens": 5})
@@ -206,6 +213,8 @@ def test_whom_the_token_budget_does_not_reach_waits():
     seconds, tokens = drafted(tight, 50, 50_000, 2.5, 1.0)
     assert seconds == cost.step_s((), 25, 25_000, drafts=75)
     assert tokens == 1.25
+    seconds, tokens = drafted(replace(tight, slots=1), 50, 50_000, 2.5, 1.0)
+    assert (seconds, tokens) == (cost.step_s((), 20, 20_000, drafts=60), 1.0)
     assert drafted(tight, 100, 100_000, 1.6, 0.2) == (cost.step_s((), 62, 62_000, drafts=37), pytest.approx(0.992))
 
 
@@ -213,6 +222,19 @@ def test_a_draft_model_needs_a_slot_of_every_sequence():
     drafts = {"method": "draft_model", "num_speculative_tokens": 3, "model": "llama-3.2-1b"}
     with pytest.raises(ServecastError, match="max_num_batched_tokens: 512 leaves no token"):
         resolved(speculative_config=drafts, max_num_batched_tokens=512, max_num_seqs=512)
+
+
+def test_where_vllm_that_pads_does_not_go_on_it_is_refused():
+    drafts = {"method": "eagle", "num_speculative_tokens": 7}
+    small = {"max_num_batched_tokens": 7, "max_num_seqs": 4, "speculative_config": drafts}
+    with pytest.raises(ServecastError) as error:
+        resolved(preset="vllm-0.32", long_prefill_token_threshold=7, **small)
+    waits, stops = error.value.problems
+    assert "7 make a step of one sequence 8 tokens, above max_num_batched_tokens 7" in waits
+    assert "7 do not fit into long_prefill_token_threshold 7" in stops
+    small["max_num_batched_tokens"] = 8
+    resolved(preset="vllm-0.32", long_prefill_token_threshold=8, **small)
+    resolved(long_prefill_token_threshold=7, **small)
 
 
 def test_what_cannot_draft_is_refused():

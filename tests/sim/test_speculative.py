@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.drafts import Drafting
+from sim.schedulers.vllm_v1 import VllmV1
+from tests.sim.engine import LinearCost
 from tests.sim.test_oracle import same, scenarios
 from tests.sim.test_prefixcache import contents
 
@@ -17,6 +20,10 @@ def speculating(draw, caching=False):
     """A scenario, and how its engine drafts. There is room for whatever a request can hold."""
     policy, cost, _, block_size, asynchronous, requests, priority = draw(scenarios())
     tokens = draw(st.integers(1, 5))
+    if draw(st.booleans()):
+        slots = draw(st.integers(0, 2))
+        budget = max(policy.max_num_batched_tokens, 1 + tokens + slots)
+        policy = replace(policy, draft_slots=slots, pads_decodes=True, max_num_batched_tokens=budget)
     rates = sorted(
         draw(st.lists(st.sampled_from([0.0, 0.3, 0.7, 1.0]), min_size=tokens, max_size=tokens)), reverse=True
     )
@@ -48,6 +55,14 @@ def speculating(draw, caching=False):
 def test_open_loop_equals_the_oracle(case):
     scenario, more = case
     same(*scenario, **more)
+
+
+def test_who_is_preempted_in_the_plan_that_dropped_its_drafts_has_them_again():
+    policy = VllmV1(2, 2, True, 1, True, False, "priority")
+    rows = [(0.0, 1, 1, 1), (0.0, 1, 5, 5), (0.5, 1, 3, 3), (0.5, 1, 1, 1)]
+    drafting = Drafting(1, [0.0], 0, False, 6, False, 0)
+    naive, _ = same(policy, LinearCost(kv=0.0, straight=False), 7, 1, False, rows, [0, 1, 0, 0], drafting=drafting)
+    assert [step.drafts for step in naive.steps][-1] == 1
 
 
 @settings(max_examples=300, deadline=None)

@@ -387,7 +387,9 @@ class Vllm:
         )
         it.kv_cache_config = types.SimpleNamespace(kv_cache_groups=[1])
         it._pause_state = getattr(self.scheduler, "PauseState", MagicMock()).UNPAUSED
-        it.structured_output_manager = MagicMock(should_advance=lambda request: False)
+        it.structured_output_manager = MagicMock(
+            should_advance=lambda request: False, validate_tokens=lambda request, tokens: tokens
+        )
         it.vllm_config = MagicMock(speculative_config=None)
         it.vllm_config.model_config.enable_return_routed_experts = False
         it.recompute_kv_load_failures, it.num_sampled_tokens_per_step = True, 1
@@ -396,6 +398,7 @@ class Vllm:
         if drafting is not None:
             it.num_spec_tokens, it.num_lookahead_tokens = drafting.tokens, drafting.lookahead
             it._spec_token_placeholders, it.max_model_len = [-1] * drafting.tokens, drafting.max_model_len
+            it.vllm_config.speculative_config = types.SimpleNamespace(max_num_new_slots_for_drafting=policy.draft_slots)
         return it
 
     def run(self, policy, cost, num_blocks, block_size, asynchronous, requests, begins=None, tables=ONE, stages=None,
@@ -482,7 +485,7 @@ class Vllm:
                 r.decoding, r.preempted = False, r.preempted + 1
                 r.spec_token_ids = []  # 0.10 keeps them, and verifies them with the end of its prompt: not modelled
         chunks, kv, tokens, decoding, yielding, fresh = [], [], [], [], [], []
-        drafts = 0
+        drafts = padded = 0
         for id, n in output.num_scheduled_tokens.items():
             r, (computed, placeholders) = it.requests[id], before[id]
             computed = r.num_computed_tokens - n  # what was found in the cache included
@@ -497,8 +500,10 @@ class Vllm:
                 kv.append(computed)
                 decoding.append(id)
             else:
-                chunks.append((n, computed))
-                r.landed = computed + n
+                in_vain = len(output.scheduled_spec_decode_tokens.get(id, ()))
+                drafts, padded = drafts + in_vain, padded + (in_vain > 0)
+                chunks.append((n - in_vain, computed))
+                r.landed = computed + n - in_vain
             if yields:
                 yielding.append(id)
             r.decoding = r.decoding or yields
@@ -512,6 +517,8 @@ class Vllm:
             tokens.append(stops if yields else [])
         shape = len(kv), sum(kv), sum(n for n, _ in chunks)
         seen = tuple(sum(map(window.seen, kv)) for window in tables.windows)
+        if padded == len(chunks) and not clocks:
+            chunks, kv = [], kv + [computed for _, computed in chunks]
         end = start + cost.step_s(chunks, len(kv), sum(kv), seen, drafts) if tokens and not clocks else start
         if tokens and clocks:
             start, end = clocks.launch(start, chunks, kv, decoding, yielding)

@@ -132,9 +132,9 @@ class Oracle:
         """Tokens of `r`, which decodes, in KV when its step begins, of which it was thought to have `before` then."""
         return before
 
-    def yielded(self, r, n, decode, runs):
-        """The step of `r`, which computed `n` tokens, is over: how many come of it. `runs`: it has not been preempted
-        since."""
+    def yielded(self, r, n, before, decode, runs):
+        """The step of `r`, which computed `n` tokens after `before`, is over: how many come of it. `runs`: it has not
+        been preempted since."""
         return 1
 
     def leave(self, r):
@@ -223,22 +223,29 @@ class Oracle:
                 continue
             fresh = []
             batch = flight.popleft()
-            chunks = [(n, before) for _, n, before, decode, _, _ in batch if not decode]
-            for r, n, _, decode, _, _ in batch:
-                r.read += 0 if decode or r.done else n
+            in_vain = [0 if decode else max(0, before + n - r.prompt - r.out) for r, n, before, decode, _, _ in batch]
+            named = [
+                (r.id, n - drafts, before)
+                for (r, n, before, decode, *_), drafts in zip(batch, in_vain, strict=True)
+                if not decode
+            ]
+            for (r, n, _, decode, *_), drafts in zip(batch, in_vain, strict=True):
+                r.read += 0 if decode or r.done else n - drafts
             kv = [self.in_kv(r, before) for r, _, before, decode, _, _ in batch if decode]
-            drafts = sum(n - 1 for _, n, _, decode, _, _ in batch if decode)
+            drafts = sum(n - 1 for _, n, _, decode, _, _ in batch if decode) + sum(in_vain)
             seen = tuple(sum(c % w.size if w.chunked else min(c, w.size) for c in kv) for w in self.tables.windows)
-            step_s = self.cost.step_s(chunks, len(kv), sum(kv), seen, drafts)
+            chunks, alike = [(n, before) for _, n, before in named], kv
+            if sum(n > 0 for n in in_vain) == len(chunks):
+                chunks, alike = [], kv + [before for _, before in chunks]
+            step_s = self.cost.step_s(chunks, len(alike), sum(alike), seen, drafts)
             start, t = t, t + (step_s + self.cost.swap_block_s * self.copied if self.copied else step_s)
             self.copied = 0
-            named = [(r.id, n, before) for r, n, before, decode, _, _ in batch if not decode]
             self.steps.append(NaiveStep(start, t, named, len(kv), sum(kv), seen, used.popleft(), drafts))
             self.pass_time(arrivals, front, t, everyone)
             for r, n, before, decode, yields, preemptions in self.in_order(batch, places.popleft()):
                 r.in_flight -= n
                 r.scheduled_s = start if r.scheduled_s is None else r.scheduled_s
-                tokens = self.yielded(r, n, decode, r.preemptions == preemptions) if yields else 0
+                tokens = self.yielded(r, n, before, decode, r.preemptions == preemptions) if yields else 0
                 if not yields or r.done:
                     continue
                 tokens = min(tokens, r.output - r.out)

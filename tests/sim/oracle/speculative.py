@@ -35,6 +35,12 @@ class Speculative(VllmV1):
         self.admitting = False
         return entry
 
+    def padding(self, r, cached):
+        one = r.prompt + r.out - cached == 1
+        room = cached + 1 + self.drafting.tokens + 1 <= self.drafting.max_model_len
+        alike = (cached or self.before) and all(decode for _, _, _, decode, *_ in self.before)
+        return self.drafting.tokens if self.policy.pads_decodes and one and room and alike else 0
+
     def preempt(self, r):
         super().preempt(r)
         r.drafts = 0
@@ -56,7 +62,7 @@ class Speculative(VllmV1):
     def in_kv(self, r, before):
         return r.landed
 
-    def yielded(self, r, n, decode, runs):
+    def yielded(self, r, n, before, decode, runs):
         tokens = 1
         if decode:
             tokens = min(n, int(self.drafting.draws(r.id, r.output + 2)[1][r.verified]))
@@ -68,6 +74,9 @@ class Speculative(VllmV1):
                 r.placeholders -= wrong
         elif runs:
             r.landed = r.prompt + r.out
+            wrong = max(0, before + n - r.landed)
+            r.computed -= wrong
+            r.placeholders -= wrong
         if runs and self.depth == 1:
             r.drafts = int(self.drafting.draws(r.id, r.output + 2)[0][r.verified])
         return tokens

@@ -11,13 +11,13 @@ class VllmV1(Oracle):
         limit = p.long_prefill_token_threshold or budget
         if p.long_prefill_alone_exempt and self.present <= 1:
             limit = budget
-        i = 0
-        while i < len(self.running) and budget > 0:
+        i, slots = 0, p.draft_slots
+        while i < len(self.running) and budget > slots:
             r = self.running[i]
             i += 1
             if self.sure(r) or not self.eligible(r):
                 continue  # its last token is in flight
-            n = min(self.wanted(r), limit, budget)
+            n = min(self.wanted(r), limit, budget - slots)
             self.kv.slide(r)
             victim = None
             while self.kv.need(r, self.reach(r, r.computed + n)) > self.free and victim is not r:
@@ -29,20 +29,21 @@ class VllmV1(Oracle):
                 if entry:  # it gives back what it had in this step
                     batch.remove(entry)
                     victim.in_flight -= entry[1]
-                    budget += entry[1]
+                    budget += entry[1] + slots
                 if at < i - 1 and (entry or not p.preemption_skips_one):
                     i -= 1
                 self.preempt(victim)
                 preempted = True
             if victim is r:
                 break
-            budget -= n
+            budget -= n + slots
             batch.append(self.schedule(r, n))
-        while not preempted and budget > 0 and len(self.running) < p.max_num_seqs and (r := self.next()):
-            entries = self.let_in(r, budget, limit)
+        self.before = list(batch)  # those who ran already
+        while not preempted and budget > slots and len(self.running) < p.max_num_seqs and (r := self.next()):
+            entries = self.let_in(r, budget - slots, limit)
             if entries is None:
                 break
-            budget -= sum(n for _, n, *_ in entries)
+            budget -= sum(n + slots for _, n, *_ in entries)
             batch += entries
         return batch
 
@@ -61,6 +62,10 @@ class VllmV1(Oracle):
     def reach_first(self, tokens):
         """The same, when it is admitted."""
         return tokens
+
+    def padding(self, r, cached):
+        """Drafts that nobody made which `r` computes with its first tokens after those `cached`."""
+        return 0
 
     def eligible(self, r):
         """Whether `r` may be in the next batch."""
@@ -85,6 +90,10 @@ class VllmV1(Oracle):
         p, found = self.policy, self.kv.find(r)
         cached = len(found) * self.size
         n = min(r.prompt + r.out - cached, limit)
+        padding = self.padding(r, cached)
+        if padding and 1 + padding > budget:
+            return None
+        n = 1 + padding if padding else n
         if n > budget and not p.enable_chunked_prefill:
             return None
         n = min(n, budget)
