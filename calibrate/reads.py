@@ -57,7 +57,7 @@ def reads_of(groups: Sequence[tuple[int, Lines]], riding: Sequence[tuple[int, Ri
     """All of `groups` together: (layers, the lines of one layer), and (layers, what decodes take in the chunks' kernel
     of one) where they are not apart."""
     return Reads(
-        lines=_sum_of_lines(groups) if groups else [[(float("inf"), 0.0, 0.0)] for _ in range(max_sequences + 1)],
+        lines=sum_of_lines(groups) if groups else [[(float("inf"), 0.0, 0.0)] for _ in range(max_sequences + 1)],
         joint=[
             (sum(layers * r.tiles_s(n) for layers, r in riding), sum(layers * r.token_s(n) for layers, r in riding))
             for n in range(max_sequences + 1)
@@ -108,7 +108,7 @@ def of_fullest(lines: Lines, ranks: int) -> Lines:
     return found
 
 
-def _sum_of_lines(groups: Sequence[tuple[int, Lines]]) -> Lines:
+def sum_of_lines(groups: Sequence[tuple[int, Lines]]) -> Lines:
     """Lines of all layers together, from those of one layer of each group."""
     if len(groups) == 1:
         layers, lines = groups[0]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,13 +22,14 @@ from calibrate.cost import CompiledCost, longer_by, own_cost
 from calibrate.engine import EngineSpec
 from calibrate.layout import Parallelism
 from calibrate.model import ModelSpec
-from calibrate.reads import Line
+from calibrate.reads import Line, sum_of_lines
 from calibrate.speculation import Draft, draft_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from calibrate.prices import Prices
+    from calibrate.reads import Lines
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -41,8 +42,9 @@ class SpeculativeCost:
     that of verifying; `draft` has the lines of the first pass, `passes` those of the others.
 
     A step has at most `budget` tokens, `slots` of which nobody computes for each of its sequences. By its tokens:
-    `mixed_s` (with prompts), `decode_s`; by sampled positions `positions_s`; by sequences `later_s`, what the passes
-    after the first take but for attention, `after_s` and `floor_s` of the host, to which `launch_s` adds by tokens.
+    `mixed_s` (with prompts), `verify_s` (of decodes alone, with the logits of all); by sampled positions `positions_s`;
+    by sequences `later_s`, what the passes after the first take but for attention, `after_s` and `floor_s` of the host,
+    to which `launch_s` adds by tokens. `reads` are the lines of the attention of all passes of steps of decodes alone.
     """
 
     tokens: int
@@ -52,8 +54,9 @@ class SpeculativeCost:
     target: CompiledCost
     draft: CompiledCost | None
     passes: CompiledCost | None
+    reads: Lines
     mixed_s: Floats
-    decode_s: Floats
+    verify_s: Floats
     positions_s: Floats
     later_s: Floats
     after_s: Floats
@@ -73,13 +76,10 @@ class SpeculativeCost:
     ) -> float:
         """Seconds of one step; see `StepCost`. `drafts` are verified in it besides."""
         if not chunks:
-            attention = _at(self.target, decodes, kv_tokens)
-            if self.draft is not None and self.passes is not None:
-                attention = attention + _at(self.draft, decodes, kv_tokens)
-                attention = attention + (self.tokens - 1) * _at(self.passes, decodes, kv_tokens)
             at = decodes + drafts
-            step = self.decode_s[at] + self.positions_s[at] + self.later_s[decodes] + attention
-            return float(max(step + self.after_s[decodes], self.floor_s[decodes] + self.decode_launch_s[at]))
+            a, b = next((a, b) for upto, a, b in self.reads[decodes] if kv_tokens <= upto)
+            base, floor = self._besides(decodes)
+            return max(self.verify_s.item(at) + base + (a + b * kv_tokens), self.decode_launch_s.item(at) + floor)
         tokens = decodes + drafts + sum(q for q, _ in chunks)
         sequences = decodes + len(chunks)
         attention = self.target.attention_s(chunks, decodes, kv_tokens)
@@ -94,14 +94,15 @@ class SpeculativeCost:
     def verified_s(self, decodes: int, kv_tokens: Ints, drafts: Ints) -> Floats:
         """float64[steps]: seconds of steps without prompts, in which `decodes` sequences with `kv_tokens` tokens in KV
         verify so many `drafts` (int64[steps] each)."""
-        attention = _on_line(self.target, decodes, kv_tokens)
-        if self.draft is not None and self.passes is not None:
-            attention = attention + _on_line(self.draft, decodes, kv_tokens)
-            attention = attention + (self.tokens - 1) * _on_line(self.passes, decodes, kv_tokens)
         at = decodes + drafts
-        step = self.decode_s[at] + self.positions_s[at] + self.later_s[decodes] + attention
-        seconds: Floats = np.maximum(step + self.after_s[decodes], self.floor_s[decodes] + self.decode_launch_s[at])
+        base, floor = self._besides(decodes)
+        attention = _on_line(self.reads[decodes], kv_tokens)
+        seconds: Floats = np.maximum(self.verify_s[at] + base + attention, self.decode_launch_s[at] + floor)
         return seconds
+
+    def _besides(self, decodes: int) -> tuple[float, float]:
+        """Of a step of decodes alone, what depends on their number: (what is added, the host's least)."""
+        return self.later_s.item(decodes) + self.after_s.item(decodes), self.floor_s.item(decodes)
 
     def slowed(self, factor: float) -> SpeculativeCost:
         """See `CompiledCost`."""
@@ -150,6 +151,10 @@ def speculative_cost(
         floor = floor + (tokens - 1) * np.array(passes.decode_launch_s)[sequences]
     host_s = engine.host.draft_step_s + tokens * engine.host.draft_pass_s * (made is not None)
     after = np.array(target.after_s) + (0.0 if engine.async_scheduling else host_s)
+    reads = [(1, target.decode)]
+    if draft is not None and passes is not None:
+        reads += [(1, draft.decode), (tokens - 1, passes.decode)]
+    positions = np.array(target.samples_s)
     return SpeculativeCost(
         tokens=tokens,
         budget=int(engine.policy["max_num_batched_tokens"]),
@@ -158,9 +163,10 @@ def speculative_cost(
         target=target,
         draft=draft,
         passes=passes,
+        reads=sum_of_lines(reads),
         mixed_s=mixed,
-        decode_s=decoding,
-        positions_s=np.array(target.samples_s),
+        verify_s=decoding + positions[: len(decoding)],
+        positions_s=positions,
         later_s=later,
         after_s=after,
         floor_s=floor + host_s,
@@ -184,24 +190,16 @@ def _fusing_s(draft: Draft, layout: Parallelism, prices: Prices, tokens: Floats)
     return fused + beside, beside if draft.beside else fused
 
 
-def _on_line(cost: CompiledCost, decodes: int, kv_tokens: Ints) -> Floats:
-    """Seconds of the attention of steps of decodes alone, whose KV tokens do not fall."""
-    parts: list[Floats] = []
-    pieces, at = cost.decode[decodes], 0
+def _on_line(pieces: Sequence[tuple[float, float, float]], kv_tokens: Ints) -> Floats:
+    """The values of a line in pieces at KV tokens that do not fall."""
+    parts: list[NDArray[Any]] = []
+    at, last = 0, kv_tokens.item(-1)
     for upto, a, b in pieces:
-        if kv_tokens[at] > upto:
+        if kv_tokens.item(at) > upto:
             continue
-        end = len(kv_tokens) if kv_tokens[-1] <= upto else int(np.searchsorted(kv_tokens, upto, side="right"))
-        parts.append(a + b * kv_tokens[at:end].astype(np.float64))
+        end = len(kv_tokens) if last <= upto else int(kv_tokens.searchsorted(upto, side="right"))
+        parts.append(a + b * kv_tokens[at:end])
         at = end
         if at == len(kv_tokens):
             break
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _at(cost: CompiledCost, decodes: int, kv_tokens: int) -> float:
-    """The same of one step."""
-    for upto, a, b in cost.decode[decodes]:
-        if kv_tokens <= upto:
-            return a + b * kv_tokens
-    raise AssertionError("the last piece has no end")

@@ -58,10 +58,10 @@ class Drafting:
         rng.bit_generator.state = begin
         rng.bit_generator.advance(request << APART)  # type: ignore[attr-defined]
         if self.proposes == 1.0:
-            right = np.searchsorted(self._rising, rng.random(steps), side="right")
+            right = self._rising.searchsorted(rng.random(steps), side="right")
             return np.full(steps, self.tokens), self._yields[right]
         draws = rng.random((steps, 2))
-        yielded = self._yields[np.searchsorted(self._rising, draws[:, 0], side="right")]
+        yielded = self._yields[self._rising.searchsorted(draws[:, 0], side="right")]
         there = draws[:, 1] < self.proposes
         return self.tokens * there, np.where(there, yielded, 1)
 

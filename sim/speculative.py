@@ -27,6 +27,14 @@ GAIN, OUT, LOAD, TAKE = range(4)
 LANES = 4
 
 
+(STEP, START_S, END_S, DURATION, READ, OUTPUT, BLOCKS, BLOCKS_END, DRAFTS) = (
+    STEP_COLUMNS.index(name)
+    for name in ("step", "start_s", "end_s", "first_step_s", "kv_tokens", "output_tokens", "kv_blocks",
+                 "kv_blocks_end", "draft_tokens")
+)  # fmt: skip
+"""Columns of the log that differ within a run of steps."""
+
+
 class Verified(NamedTuple):
     """int64[steps] each: tokens in KV before each step, tokens drafted in it, tokens that clients get of it, and blocks
     that it takes."""
@@ -38,13 +46,13 @@ class Verified(NamedTuple):
 
 
 class Stint:
-    """What a request does from when it joins until it leaves: `tokens` in KV and `out` tokens yielded before each step
-    (one more entry: after the last), tokens computed (`load`) and tokens that have blocks (`held`) in each; `lanes`
+    """What a request does from when it joins until it leaves: `tokens` in KV before each step (one more entry: after
+    the last), tokens computed (`load`) and tokens that have blocks (`held`) in each; `lanes`
     has them as they are added up. In flight when its first step is planned is its prompt, where that is `fresh`, with
     `padding` drafts beside it, or nothing."""
 
     __slots__ = (
-        "blocks", "drawn", "due", "fresh", "held", "joined", "landed", "lanes", "load", "out", "padding", "tokens",
+        "blocks", "drawn", "due", "fresh", "held", "joined", "landed", "lanes", "load", "padding", "tokens",
     )  # fmt: skip
 
     joined: int
@@ -54,23 +62,27 @@ class Stint:
     padding: int
     landed: int  # tokens that a prefix cache knew before
     tokens: Ints
-    out: Ints
     load: Ints
     held: Ints  # the first entry: before the first step
     blocks: Ints  # of `held`
     lanes: Ints
 
+    def left(self, j: int) -> int:
+        """Output tokens to come before its step `j`."""
+        return max(self.due - int(self.tokens[j] - self.tokens[0]), 0)
+
 
 class SpeculativeDecodes(Decodes):
     """As `Decodes`; `finish_step` is the step in which a request's last token is among those that turn out right."""
 
-    __slots__ = ("_drafting", "_first", "_lanes", "accepted", "drafted", "sequences")
+    __slots__ = ("_drafting", "_first", "_lanes", "_verified", "accepted", "drafted", "sequences")
 
     def __init__(self, block_size: int, drafting: Drafting) -> None:
         super().__init__(block_size)
         self._drafting = drafting
         self._lanes = np.zeros((LANES, 1024), dtype=np.int64)
         self._first = 1  # the step of their first column
+        self._verified: Verified | None = None  # of the steps from the next one on, while they are as they were
         self.sequences = self.drafted = self.accepted = 0
         """What there was in all: sequences in steps that decode, tokens drafted for them, and those accepted."""
 
@@ -85,7 +97,7 @@ class SpeculativeDecodes(Decodes):
             request.drafts = self._drafting.draws(request.id, request.output_tokens + 2)
         if left <= 0:
             return 0
-        return int(np.searchsorted(np.cumsum(request.drafts[1][request.drawn :]), left)) + 1
+        return int(request.drafts[1][request.drawn :].cumsum().searchsorted(left)) + 1
 
     def join(self, request: Request, step: int, fresh: bool = True) -> None:
         """See `Decodes`. `fresh`: the step before computes the end of its prompt."""
@@ -107,7 +119,7 @@ class SpeculativeDecodes(Decodes):
         j = step - stint.joined
         request.decoding = False
         request.computed = int(stint.tokens[j])
-        request.due = stint.due - int(stint.out[j])
+        request.due = stint.left(j)
         request.reach = int(stint.held[j + planned])
         request.landed = self._landed(stint, j, planned)
         request.drawn = stint.drawn + j
@@ -138,7 +150,7 @@ class SpeculativeDecodes(Decodes):
         drafted, gains = (each.copy() for each in request.drafts)
         drafted[i], gains[i] = tokens - 1, min(int(gains[i]), tokens)
         request.drafts = drafted, gains
-        left = stint.due - int(stint.out[step - stint.joined])
+        left = stint.left(step - stint.joined)
         if request.finish_step >= step:
             self.give_up(request)
             self.will_finish(request, step + int(np.searchsorted(np.cumsum(gains[i:]), left)))
@@ -149,13 +161,15 @@ class SpeculativeDecodes(Decodes):
 
     def advance(self, steps: int) -> None:
         """See `Decodes`."""
-        gain, _, load, _ = self._columns(self.step, steps).sum(axis=1).tolist()
+        lanes = self._columns(self.step, steps)
+        gain, _, load, _ = lanes[:, 0].tolist() if steps == 1 else np.add.reduce(lanes, 1).tolist()
         drafted = load - steps * self.count
         self.sequences += steps * self.count
         self.drafted += drafted
         self.accepted += gain - steps * self.count
         self.step += steps
         self.kv_tokens += gain
+        self._verified = None
 
     def left_out(self, requests: list[Request]) -> None:
         """See `Decodes`: their lanes begin after that step."""
@@ -166,14 +180,13 @@ class SpeculativeDecodes(Decodes):
 
     def left(self, request: Request, step: int) -> int:
         """See `Decodes`."""
-        stint = request.verified
-        return stint.due - int(stint.out[step - stint.joined])
+        return request.verified.left(step - request.verified.joined)
 
     def unsure(self, request: Request) -> bool:
         """See `Decodes`: it is, where the last token is a draft."""
         stint = request.verified
         last = request.finish_step - stint.joined
-        return last >= 0 and int(stint.out[last + 1] - stint.out[last]) > 1
+        return last >= 0 and stint.left(last) > 1
 
     def computes(self, step: int) -> int:
         """See `Decodes`."""
@@ -210,8 +223,8 @@ class SpeculativeDecodes(Decodes):
 
     def steps_within(self, step: int, blocks: int, limit: int, waiting: bool) -> int:
         """See `Decodes`."""
-        taken = np.cumsum(self._columns(step, limit)[TAKE])
-        return int(np.searchsorted(taken, blocks, side="right"))
+        taken = self._columns(step, limit)[TAKE].cumsum()
+        return int(taken.searchsorted(blocks, side="right"))
 
     def pad(self, sequences: int) -> None:
         """The end of so many prompts had drafts beside it that nobody made: vLLM counts them as wrong."""
@@ -220,34 +233,40 @@ class SpeculativeDecodes(Decodes):
 
     def over(self, steps: int) -> Verified:
         """What happens in so many steps from the next one on."""
-        lanes = self._columns(self.step, steps)
-        kv = self.kv_tokens + np.cumsum(lanes[GAIN]) - lanes[GAIN]
-        return Verified(kv, lanes[LOAD] - self.count, lanes[OUT], lanes[TAKE])
+        found = self._verified
+        if found is None or len(found.out) < steps:
+            gain, out, load, take = self._columns(self.step, steps)
+            found = self._verified = Verified(self.kv_tokens + gain.cumsum() - gain, load - self.count, out, take)
+        return found if len(found.out) == steps else Verified(*(each[:steps] for each in found))
 
     def _fill(self, request: Request, stint: Stint) -> None:
         """What the request does, from its draws; it has `computed` and `reach` tokens when it joins."""
         drafting = self._drafting
         steps = request.finish_step - stint.joined + 1 + drafting.asynchronous
         drafted, gains = (each[stint.drawn : stint.drawn + steps] for each in request.drafts)
-        yielded = np.zeros(steps + 1, dtype=np.int64)
-        np.cumsum(gains, out=yielded[1:])
-        tokens = request.computed + yielded
-        load = 1 + drafted
+        stint.tokens = tokens = np.empty(steps + 1, dtype=np.int64)
+        tokens[0], tokens[1:] = request.computed, gains
+        np.add.accumulate(tokens, out=tokens)
+        lanes = stint.lanes = np.empty((LANES, steps), dtype=np.int64)
+        lanes[GAIN] = lanes[OUT] = gains
+        last = request.finish_step - stint.joined
+        if last >= 0:
+            lanes[OUT, last] = stint.left(last)
+        lanes[OUT, last + 1 :] = 0
+        stint.load = load = lanes[LOAD]
+        np.add(drafted, 1, out=load)
         held = np.empty(steps + 1, dtype=np.int64)
         held[0] = request.reach
-        held[1:] = tokens[:-1] + load
-        held[1:2] += stint.padding
+        most = held[1:]
+        np.add(tokens[:-1], load, out=most)
+        most[:1] += stint.padding
         if drafting.asynchronous:
-            held[2:] = tokens[:-2] + load[:-1] + load[1:]
-        held[1:] = np.minimum(held[1:] + drafting.lookahead, drafting.max_model_len)
-        stint.tokens, stint.load = tokens, load
-        stint.out = np.minimum(yielded, stint.due)
-        stint.held = np.maximum.accumulate(held)
-        stint.blocks = -(-stint.held // self.block_size)
-        lanes = stint.lanes = np.empty((LANES, steps), dtype=np.int64)
-        lanes[GAIN], lanes[LOAD] = gains, load
-        lanes[OUT] = stint.out[1:] - stint.out[:-1]
-        lanes[TAKE] = stint.blocks[1:] - stint.blocks[:-1]
+            most[1:] += load[:-1] - gains[:-1]
+        most += drafting.lookahead
+        np.minimum(most, drafting.max_model_len, out=most)
+        stint.held = np.maximum.accumulate(held, out=held)
+        stint.blocks = blocks = (held + (self.block_size - 1)) // self.block_size
+        np.subtract(blocks[1:], blocks[:-1], out=lanes[TAKE])
 
     def _landed(self, stint: Stint, j: int, planned: bool) -> int:
         """Of a request that leaves before its step `j`, the tokens that a prefix cache can know: when a step is
@@ -261,6 +280,7 @@ class SpeculativeDecodes(Decodes):
     def _add(self, stint: Stint, step: int, sign: int) -> None:
         """Add what a stint holds from `step` on to the lanes, or take it out."""
         left = stint.lanes[:, step - stint.joined :]
+        self._verified = None
         if left.shape[1]:
             lanes = self._columns(step, left.shape[1])
             (np.add if sign > 0 else np.subtract)(lanes, left, out=lanes)
@@ -285,15 +305,14 @@ def single_rows(
     """The rows of the log for a run of steps that verify drafts, one for each, since their durations are on no straight
     line. `facts`: replica, first step, decodes, gaps, running and waiting requests, and blocks in use in the first."""
     replica, first, decodes, gaps, running, waiting, blocks = facts
-    ends = np.array(ends_s)
-    begins = np.append(start_s, ends[:-1])
-    used = blocks + np.cumsum(verified.taken) - verified.taken[0]
-    rows = np.zeros((len(ends), len(STEP_COLUMNS)))
-    for name, column in (
-        ("replica", replica), ("step", first + np.arange(len(ends))), ("start_s", begins), ("end_s", ends),
-        ("steps", 1), ("first_step_s", ends - begins), ("decodes", decodes), ("kv_tokens", verified.kv_tokens),
-        ("output_tokens", verified.out), ("gaps", gaps), ("running", running), ("waiting", waiting),
-        ("kv_blocks", used), ("kv_blocks_end", used), ("draft_tokens", verified.drafts),
-    ):  # fmt: skip
-        rows[:, STEP_COLUMNS.index(name)] = column
+    rows = np.empty((len(ends_s), len(STEP_COLUMNS)))
+    columns = rows.T
+    rows[:] = replica, 0, 0, 0, 1, 0, 0, 0, decodes, 0, 0, gaps, running, waiting, 0, 0, 0, 0
+    columns[STEP] = np.arange(first, first + len(ends_s))
+    columns[END_S] = ends_s
+    columns[START_S, 0], columns[START_S, 1:] = start_s, columns[END_S, :-1]
+    columns[DURATION] = columns[END_S] - columns[START_S]
+    columns[READ], columns[OUTPUT], columns[DRAFTS] = verified.kv_tokens, verified.out, verified.drafts
+    columns[BLOCKS] = blocks + verified.taken.cumsum() - verified.taken[0]
+    columns[BLOCKS_END] = columns[BLOCKS]
     return rows.tobytes()
