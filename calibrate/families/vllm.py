@@ -29,7 +29,10 @@ SAME = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size",
         "dtype", "kv_cache_dtype", "quantization", "num_gpu_blocks_override")  # fmt: skip
 """Options that the simulator knows by vLLM's names."""
 DRAFTS = tuple(f"speculative_config.{name}" for name in (
-    "method", "num_speculative_tokens", "model", "prompt_lookup_max", "prompt_lookup_min"))  # fmt: skip
+    "method", "num_speculative_tokens", "model", "prompt_lookup_max", "prompt_lookup_min",
+    "draft_tensor_parallel_size"))  # fmt: skip
+
+DRAFT_TP = "draft_tensor_parallel_size"
 
 
 def resolve(
@@ -63,7 +66,7 @@ def resolve(
         default(name, None)
     _batch_defaults(chosen, gpu, preset)
     undrafted = dict(values) | dict.fromkeys(DRAFTS)
-    problems = _draft_checks(chosen, preset)
+    problems = _draft_checks(chosen, preset, layout)
     if problems := problems + _startup_checks(values, preset, model):
         raise ServecastError(*problems)
     eager = values["enforce_eager"]
@@ -143,7 +146,7 @@ def _speculation(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     }
 
 
-def _draft_checks(chosen: Chosen, preset: Mapping[str, Any]) -> list[str]:
+def _draft_checks(chosen: Chosen, preset: Mapping[str, Any], layout: Parallelism) -> list[str]:
     """What is missing of the speculative config, or wrong with it, and whether drafting leaves the engine asynchronous:
     the lookup of n-grams runs on the CPU, which knows the last tokens only when a step is over."""
     values, key = chosen.values, "engine.speculative_config"
@@ -160,6 +163,11 @@ def _draft_checks(chosen: Chosen, preset: Mapping[str, Any]) -> list[str]:
         problems.append(f"{key}.model: missing; which model drafts, for example llama-3.2-1b")
     if model is not None and method in ("ngram", "mtp", "deepseek_mtp"):
         problems.append(f"{key}.model: {model!r} given, and {method} drafts without a model of its own; take it out")
+    if (apart := values[f"speculative_config.{DRAFT_TP}"]) not in (None, layout.tp):
+        problems.append(
+            f"{key}.{DRAFT_TP}: {apart}, where the model has cluster.tp {layout.tp}: drafts of other GPUs than "
+            "all of the model's are not modelled; take it out"
+        )
     least, most = (values[f"speculative_config.prompt_lookup_{name}"] for name in ("min", "max"))
     if least and most and least > most:
         problems.append(f"{key}.prompt_lookup_min: {least} is above prompt_lookup_max {most}; lower it")
@@ -217,7 +225,8 @@ def _graphs(values: Mapping[str, Any], preset: Mapping[str, Any], gpu: Gpu) -> d
     if not sizes:
         raise ServecastError(
             f"engine.max_cudagraph_capture_size {most} is below the {queries} tokens of one sequence with its drafts: "
-            f"raise it to {queries}, or lower speculative_config.num_speculative_tokens to {most - 1}"
+            f"raise it to {queries}, or "
+            + (f"lower {DRAFTS[1]} to {most - 1}" if most > 1 else "take speculative_config out")
         )
     return {"decode": sizes, "mixed": () if "DECODE_ONLY" in mode else sizes, "compiled": True}
 

@@ -184,6 +184,12 @@ def test_what_versions_do():
     assert all(n % 4 == 0 for n in engine("llama-3.1-8b", "eagle", 3).graphs.decode)
     with pytest.raises(ServecastError, match="below the 6 tokens of one sequence with its drafts: raise it to 6"):
         resolved(max_cudagraph_capture_size=4, speculative_config={"method": "eagle", "num_speculative_tokens": 5})
+    drafts = {"method": "eagle", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}
+    with pytest.raises(ServecastError, match="raise it to 6, or take speculative_config out"):
+        resolved(max_cudagraph_capture_size=1, speculative_config=drafts)
+    drafts["draft_tensor_parallel_size"] = 2
+    with pytest.raises(ServecastError, match=r"size: 2, where the model has cluster.tp 1: drafts of other GPUs"):
+        resolved(speculative_config=drafts)
 
 
 def test_heads_that_are_not_known_are_asked_for():
