@@ -47,9 +47,9 @@ class Verified(NamedTuple):
 
 class Stint:
     """What a request does from when it joins until it leaves: `tokens` in KV before each step (one more entry: after
-    the last), tokens computed (`load`) and tokens that have blocks (`held`) in each; `lanes`
-    has them as they are added up. In flight when its first step is planned is its prompt, where that is `fresh`, with
-    `padding` drafts beside it, or nothing."""
+    the last), tokens computed (`load`) and tokens that have blocks (`held`) in each; `lanes` has them as they are added
+    up. In flight when its first step is planned is its prompt, where that is `fresh`, with `padding` drafts beside it,
+    or nothing."""
 
     __slots__ = (
         "blocks", "drawn", "due", "fresh", "held", "joined", "landed", "lanes", "load", "padding", "tokens",
@@ -123,7 +123,7 @@ class SpeculativeDecodes(Decodes):
         request.reach = int(stint.held[j + planned])
         request.landed = self._landed(stint, j, planned)
         request.drawn = stint.drawn + j
-        if planned:  # what it computes next it has not drawn yet, if this step had no room for all of its drafts
+        if planned:  # it does not compute in that step: if drafts were dropped there, it will have them again
             del request.drafts
         self._add(stint, step, -1)
         self.count -= 1
@@ -307,7 +307,7 @@ def single_rows(
     replica, first, decodes, gaps, running, waiting, blocks = facts
     rows = np.empty((len(ends_s), len(STEP_COLUMNS)))
     columns = rows.T
-    rows[:] = replica, 0, 0, 0, 1, 0, 0, 0, decodes, 0, 0, gaps, running, waiting, 0, 0, 0, 0
+    rows[:] = replica, 0, 0, 0, 1, 0, 0, 0, decodes, 0, 0, gaps, running, waiting, 0, 0, 0, 0  # as STEP_COLUMNS
     columns[STEP] = np.arange(first, first + len(ends_s))
     columns[END_S] = ends_s
     columns[START_S, 0], columns[START_S, 1:] = start_s, columns[END_S, :-1]
