@@ -305,7 +305,7 @@ class Vllm:
         module.__dict__.update(members, __getattr__=lambda _: MagicMock())
         sys.modules[name] = module
 
-    def kv_manager(self, num_blocks, block_size, caching, tables, watermark, drops_last):
+    def kv_manager(self, num_blocks, block_size, caching, tables, watermark, drops_last=False):
         """vLLM's own KVCacheManager, with or without prefix caching, for all of a model's block tables."""
         interface = sys.modules["vllm.v1.kv_cache_interface"]
         facts = {
