@@ -13,6 +13,7 @@ def found(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, tier in summary.get("kv_tiers", {}).items():
         share = "no prompt tokens" if tier["hit_rate"] is None else f"{percent(tier['hit_rate'])} of prompt tokens"
         moved = [f"{quantity(tier[f'{way}_bytes'] / 1e9)} GB {way}" for way in ("loaded", "stored")]
+        moved += [f"{quantity(tier['prefetched_tokens'])} tokens prefetched"] * bool(tier["prefetched_tokens"])
         lost = [f"{quantity(tier['dropped_tokens'])} tokens found no room"] * bool(tier["dropped_tokens"])
         yield name, "; ".join([share, ", ".join([*moved, *lost])])
 

@@ -16,8 +16,6 @@ BEAMS = (
     "with the whole prompt. Write these requests as a trace, a turn of a session for each token (docs/workloads.md)"
 )
 NOT_YET = {
-    "prefetch": "prefetching from a tier before a request's turn comes, as SGLang's HiCache does, is not modelled: KV "
-    "begins to come when the request gets its blocks; leave it out",
     "links": "links between pools are not modelled yet",
     "best_of": "best_of is not modelled, and newer engines do not have it; n is how many samples each request asks for",
     "use_beam_search": BEAMS,

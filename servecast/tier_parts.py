@@ -38,13 +38,15 @@ class KvTiersPart(Part):
     """Places beyond the GPUs that keep KV, the nearest first. KV is kept in chunks of `chunk` tokens (unset, a KV
     block). `load`: requests wait for what they load while others go on (async), or the step that begins with them does
     (sync). With `write_through` all that is computed is written to every tier, with `write_through_selective` the
-    prompts' beginnings that `hits` requests have asked for. A list is short for its `tiers`."""
+    prompts' beginnings that `hits` requests have asked for. `prefetch`: while a request waits for its turn, farther
+    tiers give what they have of its prompt to the host's memory. A list is short for its `tiers`."""
 
     tiers: list[TierPart] = Field(min_length=1)
     chunk: Count | None = None
     load: Literal["async", "sync"] = "async"
     write_policy: Literal["write_through", "write_through_selective"] = "write_through"
     hits: Annotated[int, Field(ge=2, le=1000)] = 2
+    prefetch: bool = False
 
     @model_validator(mode="before")
     @classmethod

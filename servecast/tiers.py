@@ -60,6 +60,12 @@ def offload_of(
     chunk = part.chunk or block
     if chunk % block:
         problems.append(f"{KEY}.chunk: {chunk} tokens are no whole number of KV blocks, which have {block}")
+    kinds = [tier.kind for tier in part.tiers]
+    if part.prefetch and (kinds[0] != "host" or len(kinds) == 1):
+        problems.append(
+            f"{KEY}.prefetch: what it fetches comes from farther tiers to the host's memory; found {kinds}, give it a "
+            "host and something behind that, or leave prefetch out"
+        )
     problems += _wrong_tiers(part.tiers, key, chunk * memory.kv_bytes_per_token * gpus, chunk)
     if problems:
         raise ServecastError(*problems)
@@ -72,6 +78,7 @@ def offload_of(
         gpu_bytes / write,
         part.load,
         1 if part.write_policy == "write_through" else part.hits,
+        part.prefetch,
     )
 
 

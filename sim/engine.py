@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 from sim.batch import Batch
 from sim.gaps import Gaps
 from sim.holding import Holding
+from sim.loading import planned
 from sim.polls import Polls
 from sim.request import NEVER, Hold, Request
 from sim.schedulers import Scheduler
@@ -137,10 +138,12 @@ class Engine:
         if self.holding.expired:
             self.holding.expire(planned_s)
         if self._tiered is not None:
+            self._tiered.fetch_ahead(planned_s)
             self._tiered.now_s = planned_s
         batch = self._scheduler.plan(state)
         if self._tiered is not None:
-            self._offload(batch, self._tiered)
+            for request, end_s in planned(state, batch, self._log, self.index):
+                self._fetch(request, end_s)
         if state.resumed:
             self.holding.resumed(planned_s)
         self._unread = 0 if batch.chunks or batch.joins else (self._unread + 1) % self._every
@@ -155,21 +158,13 @@ class Engine:
                 more = self._hear() or more
             polls.launch()
             more = more or bool(polls)
+        if self._tiered is not None:
+            self._tiered.fetch_ahead(self._tiered.begin_s)
         self._left_out(batch)
         return batch, more or bool(self.holding.expired)
 
     def _held(self, request: Request, hold: Hold) -> None:
         """Its KV is held from now on."""
-
-    def _offload(self, batch: Batch, cache: TieredCache) -> None:
-        """A plan with tiers was made: what it computes is offered to them, what it loads is on its way."""
-        cache.planned(batch.chunks)
-        cache.now_s = begin = cache.begin_s
-        for request, rows in batch.loads:
-            for row in rows:
-                self._log.load(request.id, self.index, row.tier, row.tokens, begin, row.end_s)
-            if request in self.state.loading:
-                self._fetch(request, max(row.end_s for row in rows))
 
     def _fetch(self, request: Request, end_s: float) -> None:
         """What `request` loads, and waits for, is there at `end_s`."""
@@ -279,6 +274,8 @@ class Engine:
     def _enter(self, request: Request) -> None:
         """The scheduler has received `request`."""
         self.state.enqueue(request)
+        if self._tiered is not None:
+            self._tiered.received(request)
 
     def _look_again(self) -> bool:
         """With nothing to do an engine looks again and again who has come; whether there is somebody."""
@@ -295,6 +292,8 @@ class Engine:
         if looked >= 0:
             while self._incoming and self._incoming[0].entered_s <= ends[looked]:
                 self._enter(self._incoming.popleft())
+            if self._tiered is not None:
+                self._tiered.fetch_ahead(ends[looked])
         self._unread = since
 
     def _catch_up(self, batch: Batch) -> bool:

@@ -35,6 +35,8 @@ class KVCache:
     """Whether it is told when the step of a prompt has ended: `keep`."""
     loads: Literal["", "async", "sync"] = ""
     """How what it does not find may be loaded from elsewhere: see `sim.offload`."""
+    prefetches = False
+    """Whether it does something when a request comes."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size

@@ -7,6 +7,7 @@ and looks again then. Where steps wait for loads, it has its place at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from sim.offload import Loaded, TieredCache
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from sim.batch import Batch
     from sim.request import Request
     from sim.state import State
+    from sim.steplog import Log
 
 
 def tiered(state: State) -> TieredCache:
@@ -25,6 +27,19 @@ def tiered(state: State) -> TieredCache:
 def known_to(state: State, found: int) -> int:
     """How many tokens of the head of the queue would be known with what tiers have beyond those `found`."""
     return tiered(state).beyond(state.waiting[0], found)
+
+
+def planned(state: State, batch: Batch, log: Log, replica: int) -> Iterator[tuple[Request, float]]:
+    """A plan was made: what it computes is offered to tiers, what it loads is on its way. Yields who waits for what it
+    loads, and until when."""
+    cache = tiered(state)
+    cache.planned(batch.chunks)
+    cache.now_s = begin = cache.begin_s
+    for request, rows in batch.loads:
+        for row in rows:
+            log.load(request.id, replica, row.tier, row.tokens, begin, row.end_s)
+        if request in state.loading:
+            yield request, max(row.end_s for row in rows)
 
 
 def load_or_wait(state: State, batch: Batch, found: int, known: int, free: int, whole: bool) -> bool:

@@ -5,6 +5,9 @@ of a prompt the tiers are asked chunk by chunk, the nearest first; what only far
 too. Whatever of a sequence is computed is written to all tiers that lack it: of a prompt when the next step begins, of
 an answer when the request ends or is preempted (vLLM: as it grows, too). Moving it takes the wires of the device, of
 the replica's link to it, and of its GPUs' host link, which go on at once: it is there when the last of them is done.
+With `prefetch` what only farther tiers have of a prompt begins to come to the nearest when the engine receives the
+request, as with SGLang's HiCache (`prefetch_from_storage`); who is admitted meanwhile gets what is on its way as it
+comes.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ class Offload:
 
     `read_s`, `write_s`: seconds of a token on the link of GPU and host. `loads`: whether requests wait for what they
     load (async), or the step that admits them does (sync). A chunk is stored from the `store_after`-th request on whose
-    prompt has it.
+    prompt has it. `prefetch`: farther tiers give to the nearest, the host's memory, while a request waits for its turn.
     """
 
     tiers: tuple[TierSpec, ...]
@@ -36,6 +39,7 @@ class Offload:
     write_s: float
     loads: Literal["async", "sync"] = "async"
     store_after: int = 1
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,8 @@ class TieredCache(PrefixCache):
     `now_s`: when was planned what is done to it now, and `begin_s`, when that step begins; others must set them."""
 
     __slots__ = (
-        "_asked", "_chunk", "_coming", "_links", "_pending", "_read", "_write", "begin_s", "loads", "now_s", "offload",
-        "tiers",
+        "_asked", "_chunk", "_coming", "_links", "_pending", "_read", "_received", "_write", "begin_s", "loads",
+        "now_s", "offload", "prefetches", "tiers",
     )  # fmt: skip
 
     def __init__(
@@ -69,12 +73,14 @@ class TieredCache(PrefixCache):
         self.offload = offload
         self.tiers = tiers
         self.loads = offload.loads
+        self.prefetches = offload.prefetch
         self.now_s = self.begin_s = 0.0
         self._chunk = offload.chunk_tokens
         self._read, self._write = Wire(), Wire()
         self._links = [(Wire(), Wire()) for _ in tiers]
         self._pending: list[tuple[int, list[tuple[int, int, Job]]]] = []  # that leave the GPU; tier, chunks, job
         self._coming: dict[Request, tuple[list[Stretch], float]] = {}  # what comes, and when
+        self._received: list[Request] = []  # of whom nothing has been fetched ahead
         self._asked: dict[int, list[int]] = {}  # content -> the longest stretches asked for, a heap of `store_after`
 
     def beyond(self, request: Request, found: int) -> int:
@@ -130,17 +136,17 @@ class TieredCache(PrefixCache):
         rows, promoted, over = [], list[Stretch](), begin
         for i, tier in enumerate(self.tiers):
             here, rest = tier.split(rest, now)
+            ready_s = begin
+            if self.prefetches and not i:
+                ahead, rest, ready_s = tier.coming(rest)
+                here += ahead
             if not here:
                 continue
-            tokens = sum(end - start for _, start, end in here) * chunk
-            if here[0][:2] == mine[0][:2]:
+            tokens = _length(here) * chunk
+            if any(stretch[:2] == mine[0][:2] for stretch in here):
                 tokens -= found % chunk
-            spec = tier.spec
-            ends = [tier.read.take(begin, tokens * spec.read_s)] if spec.read_s else []
-            if spec.link_s:
-                ends.append(self._links[i][0].take(begin, tokens * spec.link_s))
-            ends.append(self._read.take(begin, tokens * self.offload.read_s))
-            end = max(ends) + spec.latency_s
+            ends = [ready_s, *self._gives(i, begin, tokens), self._read.take(begin, tokens * self.offload.read_s)]
+            end = max(ends) + tier.spec.latency_s
             rows.append(Loaded(i, tokens, end))
             over = max(over, end)
             promoted += here if i else []
@@ -155,6 +161,43 @@ class TieredCache(PrefixCache):
         if self.loads == "async":
             self._coming[request] = mine, over
         return rows
+
+    def _gives(self, i: int, begin_s: float, tokens: int) -> list[float]:
+        """When so many tokens of a tier, read from then on, have taken its own wires."""
+        tier = self.tiers[i]
+        ends = [tier.read.take(begin_s, tokens * tier.spec.read_s)] if tier.spec.read_s else []
+        if tier.spec.link_s:
+            ends.append(self._links[i][0].take(begin_s, tokens * tier.spec.link_s))
+        return ends
+
+    def received(self, request: Request) -> None:
+        """It takes its place in the queue."""
+        if self.prefetches:
+            self._received.append(request)
+
+    def fetch_ahead(self, now: float) -> None:
+        """What only farther tiers have of those who were received begins to come to the nearest."""
+        received, self._received = self._received, []
+        for request in received:
+            if not request.over:
+                self._fetch(request, now)
+
+    def _fetch(self, request: Request, now: float) -> None:
+        self.now_s, chunk, near, over = now, self._chunk, self.tiers[0], now
+        found, _ = self.lookup(request)
+        last = self.beyond(request, found) // chunk
+        rest = near.split(self._stretches(request, found // chunk, max(last, found // chunk)), LATER)[1]
+        if not rest or not near.store(rest, job := Job(ahead=True), now):
+            return
+        for i, tier in enumerate(self.tiers[1:], 1):
+            here, rest = tier.split(rest, now)
+            if here:
+                tier.fetched += (chunks := _length(here))
+                over = max(over, max([now, *self._gives(i, now, chunks * chunk)]) + tier.spec.latency_s)
+        job.ready_s = over
+        whole = self._stretches(request, 0, last)
+        for tier in self.tiers:
+            tier.touch(whole, now, over)
 
     def comes_s(self, request: Request) -> float:
         """When what it loads will be there."""
@@ -179,9 +222,9 @@ class TieredCache(PrefixCache):
         super().release(request, tokens, kept, again)
 
     def did(self, i: int) -> tuple[int, ...]:
-        """Of a tier, in tokens: what it holds, was given, had no room for, and has given up."""
+        """Of a tier, in tokens: what it holds, was given, had no room for, has given up, and gave ahead."""
         tier = self.tiers[i]
-        return tuple(n * self._chunk for n in (tier.held, tier.stored, tier.dropped, tier.evicted))
+        return tuple(n * self._chunk for n in (tier.held, tier.stored, tier.dropped, tier.evicted, tier.fetched))
 
     @property
     def sends(self) -> bool:

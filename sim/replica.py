@@ -248,7 +248,8 @@ class Replica(Engine):
 
     def _begin_run(self) -> bool:
         """The run has begun of which `_ends_s` are the ends: an arrival may cut it short, or has done so already."""
-        self._interruptible = len(self._ends_s) > 1 and self._scheduler.arrival_matters(self.state)
+        matters = self.state.kv.prefetches or self._scheduler.arrival_matters(self.state)
+        self._interruptible = len(self._ends_s) > 1 and matters
         if self._interruptible and self._incoming:
             self._ends_s = self._ends_s[: self._seen_after(self._start_s) + 1]
             self._interruptible = False

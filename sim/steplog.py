@@ -115,7 +115,7 @@ LOAD_COLUMNS = ("id", "replica", "tier", "tokens", "since_s", "end_s")
 """Columns of the log of KV that requests load from tiers, by the index of the tier in its pool, from when they have
 blocks for it until it is there; tier -1, and no tokens: from when they wait for what another one loads."""
 
-TIER_COLUMNS = ("replica", "tier", "held", "stored", "dropped", "evicted")
+TIER_COLUMNS = ("replica", "tier", "held", "stored", "dropped", "evicted", "prefetched")
 """Columns of the log of tiers, tokens at the end of a run: what each holds, and what was written to it, found no room,
 and made room for others, in all. Of a tier that several replicas share the first one's row has it."""
 

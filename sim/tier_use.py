@@ -11,7 +11,7 @@ from sim.deployment import Deployment
 from sim.metrics import Distribution, Floats
 from sim.steplog import Table
 
-GIVEN = ("held", "stored", "dropped", "evicted")
+GIVEN = ("held", "stored", "dropped", "evicted", "prefetched")
 
 
 def load_waits(loads: Table) -> tuple[Floats, Floats, Floats]:

@@ -50,12 +50,14 @@ class TierSpec:
 
 
 class Job:
-    """Chunks that are written together: when they can be read. `LATER` until that is known."""
+    """Chunks that are written together: when they can be read. `LATER` until that is known. `ahead`: they come from a
+    farther tier, before anybody asks for them."""
 
-    __slots__ = ("ready_s",)
+    __slots__ = ("ahead", "ready_s")
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: bool = False) -> None:
         self.ready_s = LATER
+        self.ahead = ahead
 
 
 class Held:
@@ -78,7 +80,7 @@ class Held:
 class Tier:
     """One such place."""
 
-    __slots__ = ("_queue", "_runs", "dropped", "evicted", "held", "read", "spec", "stored", "write")
+    __slots__ = ("_queue", "_runs", "dropped", "evicted", "fetched", "held", "read", "spec", "stored", "write")
 
     def __init__(self, spec: TierSpec) -> None:
         self.spec = spec
@@ -86,6 +88,7 @@ class Tier:
         self.write = Wire()
         self.held = 0
         self.stored = self.dropped = self.evicted = 0
+        self.fetched = 0  # chunks that it gave before anybody asked for them
         self._runs: dict[int, list[Held]] = {}  # content -> its runs, by start
         self._queue: OrderedDict[Held, None] = OrderedDict()  # in the order in which they are lost
 
@@ -149,6 +152,20 @@ class Tier:
             if at < end:
                 rest.append((content, at, end))
         return here, rest
+
+    def coming(self, stretches: Sequence[Stretch]) -> tuple[list[Stretch], list[Stretch], float]:
+        """Of these stretches, what comes here ahead, and the rest; and when the last of it is here."""
+        here, rest, ready_s = [], [], 0.0
+        for content, at, end in stretches:
+            for run in self._runs.get(content, ()):
+                if run.end > at and run.start < end and run.job.ahead:
+                    if run.start > at:
+                        rest.append((content, at, run.start))
+                    here.append((content, max(at, run.start), min(run.end, end)))
+                    at, ready_s = run.end, max(ready_s, run.job.ready_s)
+            if at < end:
+                rest.append((content, at, end))
+        return here, rest, ready_s
 
     def store(self, stretches: Sequence[Stretch], job: Job, now: float) -> bool:
         """Make room for all of these chunks, none of which is here, and write them with `job`; or drop them all."""

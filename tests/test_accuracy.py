@@ -73,7 +73,7 @@ def test_recorded_runs(tmp_path: Path) -> None:
 def test_what_users_ask_again(tmp_path: Path) -> None:
     """Without a prefix cache TTFT is 38 % too long, E2E 11 %."""
     root = reference("reference", "blis").parent
-    every = [row for row in blis.compare(root, tmp_path) if isinstance(row, Row)]
+    every = [row for row in blis.compare(root, tmp_path, one_in=4) if isinstance(row, Row)]
     assumed = errors([row for row in every if row.data == blis.EVALUATION], "E2E")
     assert assumed
     assert assumed.median < 0.05

@@ -22,6 +22,11 @@ APART, PREFIX, FP8 = "scenarios/split-70b.yaml", "scenarios/prefix-routing.yaml"
 REASON, FP8_BOTH = "scenarios/reasoning.yaml", "engine.quantization=fp8 engine.kv_cache_dtype=fp8"
 DRAFTS, PLAIN = "scenarios/speculative.yaml", "engine.speculative_config=null"
 TIERS, STORE = "scenarios/kv-tiers.yaml", "cluster.kv_tiers.0.kind=remote cluster.kv_tiers.0.link="
+FOUR = "engine.max_num_seqs=4 workload.sessions.arrivals.rate=0.12"
+BEHIND = (
+    'cluster.kv_tiers={"prefetch":PREFETCH,"tiers":[{"kind":"host","capacity":"32GiB"},'
+    '{"kind":"remote","capacity":"1TiB","link":"rdma-200"}]}'
+)
 TIMEOUTS = "scenarios/timeouts.yaml"
 SUBS, MORE = "scenarios/sub-agents.yaml", "workload.sessions.arrivals.rate=0.05"
 LONG, FIVE = "scenarios/long-prompts.yaml", "scenarios/five-engines.yaml"
@@ -126,6 +131,8 @@ STATED = [  # scenario, --set options, the summary's key, what the header says o
     (TIERS, f"{STORE}ethernet-100", "mean_ttft_ms", "TTFT is {3.2} s", 1e3),
     (TIERS, f"{STORE}ethernet-100", "prefix_cache_hit_rate", "finds as much", 0.871),
     (TIERS, f"{STORE}rdma-400", "mean_ttft_ms", "it is {0.19} s", 1e3),
+    (TIERS, f"{FOUR} {BEHIND.replace('PREFETCH', 'true')}", "p99_ttft_ms", "wait {13.5} s", 1e3),
+    (TIERS, f"{FOUR} {BEHIND.replace('PREFETCH', 'false')}", "p99_ttft_ms", "not {15.9} s. Where", 1e3),
     (LEGAL, "", "mean_ttft_ms", "TTFT is {0.31} s", 1e3),
     (LEGAL, "workload.rate=2", "saturated", "two a second are too many", True),
     (RAG, "", "mean_ttft_ms", "{0.83} s to the first token", 1e3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,27 @@ def test_what_replicas_share_is_found_by_all() -> None:
     assert hits[1] > hits[0] + 0.1
 
 
+def test_what_comes_while_requests_wait_is_loaded_from_the_host() -> None:
+    tiers = [HOST | {"capacity": "4GiB"}, DISK]
+    queued = {"engine__max_num_seqs": 2, "workload__sessions__arrivals__rate": 1}
+    without, ahead = (
+        of(cluster__kv_tiers={"tiers": tiers, "prefetch": prefetch}, **queued).summary() for prefetch in (False, True)
+    )
+    host, disk = ahead["kv_tiers"].values()
+    assert disk["prefetched_tokens"] > 0
+    assert host["prefetched_tokens"] == 0
+    assert host["loaded_tokens"] > 2 * without["kv_tiers"]["host"]["loaded_tokens"]
+    assert disk["loaded_tokens"] < without["kv_tiers"]["disk"]["loaded_tokens"] / 2
+    assert ahead["mean_load_wait_ms"] < without["mean_load_wait_ms"] / 2
+    assert without["kv_tiers"]["disk"]["prefetched_tokens"] == 0
+
+
+def test_what_is_fetched_ahead_needs_a_host_and_something_behind_it() -> None:
+    for tiers, found in (([HOST], r"\['host'\]"), ([DISK], r"\['disk'\]"), ([DISK, DISK], r"\['disk', 'disk'\]")):
+        (said,) = wrong({"tiers": tiers, "prefetch": True})
+        assert re.search(f"kv_tiers.prefetch: .* found {found}, give it a host", said)
+
+
 def test_the_engines_own_option_is_a_host_tier() -> None:
     ours = of(cluster__kv_tiers=[HOST])
     theirs = of(cluster__kv_tiers=None, engine__kv_offloading_size=64)
@@ -132,7 +154,7 @@ def test_the_resolved_scenario_runs_the_same(tmp_path: Path) -> None:
         ([HOST | {"read": "25Gb/s"}], {}, "'25Gb/s' is not a rate such as 25GB/s"),
         ([], {}, "a list of 1 or more"),
         ({"tiers": [HOST], "write_policy": "write_back"}, {}, "write_back is not modelled"),
-        ({"tiers": [HOST], "prefetch": "timeout"}, {}, "prefetching from a tier"),
+        ({"tiers": [HOST, DISK], "prefetch": "timeout"}, {}, "'timeout' is not true or false"),
         (HOST, {}, "cluster.kv_tiers: this is one tier; write it as a list"),
         ([HOST], {"engine__enable_prefix_caching": False}, "set enable_prefix_caching true"),
         ([HOST], {"engine": "vllm-0.19"}, "take vllm-0.24 or later, or load: sync"),

@@ -45,7 +45,7 @@ def hybrids(draw):
     return scenario, {"tables": tables, "content": content, "blank_first": blank_first}
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(hybrids())
 def test_open_loop_equals_the_oracle(case):
     scenario, cache = case
@@ -59,7 +59,7 @@ def test_closed_loop_equals_the_oracle(case, concurrency):
     same(*scenario, concurrency=concurrency, **cache)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(hybrids(), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     scenario, cache = case

@@ -329,7 +329,7 @@ def scenarios(draw):
     return policy, cost, num_blocks, block_size, draw(st.booleans()), requests, priority
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(scenarios())
 def test_open_loop_equals_the_oracle(scenario):
     same(*scenario)
@@ -364,7 +364,7 @@ def clients(draw, n):
     return found
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(scenarios(), st.sampled_from([0.0, 0.0, 0.25]), st.data())
 def test_clients_that_wait_retry_and_are_far_away_equal_the_oracle(scenario, request_s, data):
     n = len(scenario[-2])
@@ -372,7 +372,7 @@ def test_clients_that_wait_retry_and_are_far_away_equal_the_oracle(scenario, req
     same(*scenario, think_s=think_s, front_end=(request_s, 0.0), **data.draw(clients(n)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(scenarios(), st.data())
 def test_requests_that_wait_for_several_answers_equal_the_oracle(scenario, data):
     n = len(scenario[-2])

@@ -116,7 +116,7 @@ def same(policy, cost, num_blocks, block_size, asynchronous, rows, shares, host=
 shapes = st.sampled_from([(1.0,), (0.5, 0.5), (0.25, 0.75), (0.5, 0.25, 0.25), (0.25,) * 4])
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(scenarios(), shapes, st.sampled_from([0.0, 0.0625, 1.0]))
 def test_equals_the_oracle(scenario, shares, host):
     *setting, asynchronous, requests, priority = scenario

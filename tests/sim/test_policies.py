@@ -98,7 +98,7 @@ POLICIES = pytest.mark.parametrize("make", [vllm_v0, swapping, sarathi, orca, st
 
 
 @POLICIES
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_open_loops_equal_the_oracle(make, data):
     same(*data.draw(scenarios(make)))

@@ -45,7 +45,7 @@ def shared(draw):
     return scenario, {"content": content, "blank_first": draw(st.booleans())}
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(shared())
 def test_open_loop_equals_the_oracle(case):
     scenario, cache = case
@@ -59,7 +59,7 @@ def test_closed_loop_equals_the_oracle(case, concurrency):
     same(*scenario, concurrency=concurrency, **cache)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(shared(), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     scenario, cache = case
@@ -71,7 +71,7 @@ def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     same(*scenario, think_s=think_s, patience_s=patience_s, **cache)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(shared(), st.data())
 def test_prompts_that_are_sent_again_equal_the_oracle(case, data):
     scenario, cache = case
@@ -80,7 +80,7 @@ def test_prompts_that_are_sent_again_equal_the_oracle(case, data):
     same(*scenario, think_s=think_s, **data.draw(clients(n)), **cache)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(shared(), st.data())
 def test_kv_that_is_held_between_turns_equals_the_oracle(case, data):
     scenario, cache = case

@@ -53,7 +53,7 @@ def scenarios(draw):
     return (policy, cost, num_blocks, block_size, overlap, requests), content
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(scenarios(), st.sampled_from([0, 2, 32]), st.sampled_from([1, 3, 32]))
 def test_open_loops_equal_the_oracle(case, unknown, alike):
     scenario, content = case

@@ -50,7 +50,7 @@ def speculating(draw, caching=False):
     return (policy, cost, num_blocks, block_size, asynchronous, requests, priority), more
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(speculating())
 def test_open_loop_equals_the_oracle(case):
     scenario, more = case
@@ -72,14 +72,14 @@ def test_closed_loop_equals_the_oracle(case, concurrency):
     same(*scenario, concurrency=concurrency, **more)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(speculating(caching=True))
 def test_with_a_prefix_cache_it_equals_the_oracle(case):
     scenario, more = case
     same(*scenario, **more)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(speculating(caching=True), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     scenario, more = case

@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from servecast.errors import ServecastError
 from sim.cluster import Cluster, Pool, Routing
 from sim.offload import Offload, TieredCache
 from sim.prefixcache import PrefixCache
@@ -21,26 +22,26 @@ from tests.sim.test_oracle import check_given_up, expand, known
 from tests.sim.test_prefixcache import contents
 
 
-def specs(r, shared):
-    """Random tiers, the nearest first."""
+def specs(r, shared, prefetch):
+    """Random tiers, the nearest first; with `prefetch` a small one before others."""
     found = []
-    for i in range(r.randint(1, 3)):
+    for i in range(r.randint(2, 3) if prefetch else r.randint(1, 3)):
         slow = r.choice([0.0, 0.001, 0.02, 0.3])
         read_s, write_s, link_s = (slow * r.random() if r.random() < 0.7 else 0.0 for _ in range(3))
         found.append(
             TierSpec(
-                f"tier {i}", r.choice([1, 3, 10, 40, 1000]), r.choice([0.0, 0.01, 0.7]) * r.random(), read_s, write_s,
-                link_s, shared and r.random() < 0.6,
+                f"tier {i}", r.choice([3, 10, 25] if prefetch and not i else [1, 3, 10, 40, 1000]),
+                r.choice([0.0, 0.01, 0.7]) * r.random(), read_s, write_s, link_s, shared and r.random() < 0.6,
             )
         )  # fmt: skip
     return tuple(found)
 
 
-def case(seed, shared):
+def case(seed, shared, prefetch):
     """A random workload, whose prompts begin alike, and replicas with tiers: no two things happen at once."""
     r = random.Random(seed)
     rows, now = [], 0.0
-    for _ in range(r.randint(1, 40)):
+    for _ in range(r.randint(1, 40) + 40 * prefetch):
         now += r.choice([1e-3, 0.3, 2.0, 9.0]) * r.random()
         output = r.choice([1, 2, r.randint(1, 30)])
         rows.append((now, r.randint(1, 60), output, output + r.choice([0, 0, 3]), r.randint(0, 3)))
@@ -59,11 +60,12 @@ def case(seed, shared):
     longest = max(prompt + output for _, prompt, output, *_ in rows)
     num_blocks = 3 + -(-longest // block_size) + r.choice([0, 1, 5, 30])
     offload = Offload(
-        specs(r, shared), chunk, r.choice([1e-5, 0.01]) * (r.random() + 0.1), r.choice([1e-5, 0.05]) * r.random(),
-        r.choice(["async", "async", "sync"]), r.choice([1, 1, 1, 2, 3]),
+        specs(r, shared, prefetch), chunk, r.choice([1e-5, 0.01]) * (r.random() + 0.1),
+        r.choice([1e-5, 0.05]) * r.random(), r.choice(["async", "async", "sync"]), r.choice([1, 1, 1, 2, 3]), prefetch,
     )  # fmt: skip
     prompts = [prompt for _, prompt, *_ in rows]
     ids = [[r.randint(0, 1) for _ in range(r.choice([0, 3, 12]))] for _ in rows]
+    ids = [each[:1] * len(each) if prefetch else each for each in ids]
     content = contents(prompts, ids, r.choice([1, 2, 4, 8]), r.random() < 0.5)
     patience = None if r.random() < 0.6 else [r.choice([inf, 3.0, 20.0]) * (0.5 + r.random()) for _ in rows]
     cost = LinearCost(base=0.1 + r.random() * 0.3, kv=0.001 * r.random())
@@ -74,9 +76,12 @@ def case(seed, shared):
     return rows, policy, block_size, num_blocks, offload, content, patience, again, cost, asynchronous
 
 
-def both(seed, replicas=1):
-    """The same case in both engines, equal in all that they share. Returns the log and the naive one's desk."""
-    rows, policy, size, num_blocks, offload, content, patience_s, again, cost, asynchronous = case(seed, replicas > 1)
+def both(seed, replicas=1, prefetch=False):
+    """The same case in both engines, equal in all that they share. Returns the log and the naive one's desk; None
+    where both come to a stop, as vLLM does."""
+    rows, policy, size, num_blocks, offload, content, patience_s, again, cost, asynchronous = case(
+        seed, replicas > 1, prefetch
+    )
     prefix, begins = content
     columns = [np.array(c) for c in zip(*rows, strict=True)]
     common = [Chunks(spec) if spec.shared else None for spec in offload.tiers]
@@ -111,6 +116,10 @@ def both(seed, replicas=1):
         columns[0].astype(float), Requests(*columns[1:4], patience, columns[4], retries=retries, backoff_s=backoff_s)
     )
     cluster = Cluster(source, [pool], Routing())
+    if not all(one.done for one in desk.sent):  # by now nobody can load, and nobody runs who could be preempted
+        with pytest.raises(ServecastError, match="plans nothing while work waits"):
+            cluster.run()
+        return None
     assert cluster.run(), seed
     nothing_left(cluster)
     log = cluster.log
@@ -139,7 +148,7 @@ def both(seed, replicas=1):
     for number, one in enumerate(desk.sides):
         for i, tier in enumerate(one.tiers):
             if (number, i) in tiers:
-                expected = [len(tier.all), tier.stored, tier.dropped, tier.evicted]
+                expected = [len(tier.all), tier.stored, tier.dropped, tier.evicted, tier.fetched]
                 assert tiers[number, i] == [n * offload.chunk_tokens for n in expected], seed
     return log, desk
 
@@ -159,6 +168,15 @@ def test_whole_runs_equal_the_naive_ones(first):
         log, _ = both(seed)
         loaded += log.loads.table().height
     assert loaded > 100
+
+
+@pytest.mark.parametrize("first", range(0, 300, 100))
+def test_with_what_is_fetched_ahead_they_do_too(first):
+    runs = [both(seed, prefetch=True) for seed in range(first, first + 100)]
+    logs = [run[0] for run in runs if run is not None]
+    assert len(logs) > 98
+    assert sum(log.tiers.table()["prefetched"].sum() for log in logs) > 1000
+    assert sum(log.loads.table().height for log in logs) > 800
 
 
 @pytest.mark.parametrize("replicas", [2, 3])

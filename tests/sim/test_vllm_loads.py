@@ -67,7 +67,7 @@ class Known(KVCache):
     def arrived(self, request):
         pass
 
-    admitted = planned = send = arrived
+    admitted = planned = send = received = fetch_ahead = arrived
 
 
 class Early(Replica):

@@ -11,25 +11,27 @@ from tests.sim.oracle.split import Part, Side
 
 
 class Chunks:
-    """A tier: name -> [when it can be read, until when it is], the one to be lost next first."""
+    """A tier: name -> [when it can be read, until when it is, by whom till nobody knows when], the one to be lost next
+    first."""
 
     def __init__(self, spec):
         self.spec, self.all = spec, OrderedDict()
         self.read_s = self.write_s = 0.0
-        self.stored = self.dropped = self.evicted = 0
+        self.stored = self.dropped = self.evicted = self.fetched = 0
 
     def has(self, name, now):
         return name in self.all and self.all[name][0][0] <= now
 
-    def touch(self, names, until_s=0.0):
+    def touch(self, names, until_s=0.0, by=()):
         for name in reversed(names):
             if name in self.all:
                 self.all.move_to_end(name)
                 self.all[name][1] = max(self.all[name][1], until_s)
+                self.all[name][2].update(by)
 
     def store(self, names, ready, now):
         need = len(names) - (self.spec.chunks - len(self.all))
-        idle = [n for n, (at, until) in self.all.items() if at[0] <= now and until <= now]
+        idle = [n for n, (at, until, by) in self.all.items() if at[0] <= now and until <= now and not by]
         if len(idle) < need:
             self.dropped += len(names)
             return False
@@ -38,8 +40,12 @@ class Chunks:
             self.evicted += 1
         self.stored += len(names)
         for name in reversed(names):
-            self.all[name] = [ready, 0.0]
+            self.all[name] = [ready, 0.0, set()]
         return True
+
+
+class Ahead(list):
+    """When something can be read that comes before anybody asks for it."""
 
 
 class Batch(list):
@@ -54,7 +60,7 @@ class TierSide(Side):
         self.offload, self.tiers, self.chunk = offload, tiers, offload.chunk_tokens
         self.link_s, self.gpu_read_s, self.gpu_write_s = [[0.0, 0.0] for _ in tiers], 0.0, 0.0
         self.pending, self.asked, self.awaiting, self.loads = [], {}, {}, []
-        self.t, self.planning, self.stall = 0.0, None, []
+        self.t, self.planning, self.stall, self.received = 0.0, None, [], []
         register = self.kv.register
 
         def remember(r, tokens):
@@ -162,7 +168,42 @@ class TierSide(Side):
             self.offer(r, r.registered)
         super().leave(r)
 
+    def enter(self, r, t):
+        self.received.append(r)
+        super().enter(r, t)
+
     # Loads.
+
+    def fetch(self, r):
+        """What only farther tiers have of `r` begins to come to the nearest."""
+        near, far = self.tiers[0], self.tiers[1:]
+        gpu = len(self.kv.find(r)) * self.size
+        first, last = gpu // self.chunk, self.beyond(r, gpu) // self.chunk
+        lacks = [name for name in self.names(r, first, last) if name not in near.all]
+        ready = Ahead([inf])
+        if not lacks or not near.store(lacks, ready, self.t):
+            return
+        over = self.t
+        for i, tier in enumerate(far, 1):
+            mine = [name for name in lacks if tier.has(name, self.t)]
+            lacks = [name for name in lacks if name not in mine]
+            tier.fetched += len(mine)
+            if mine:
+                over = max(over, max([self.t, *self.gives(i, self.t, len(mine) * self.chunk)]) + tier.spec.latency_s)
+        ready[0] = over
+        for tier in self.tiers:
+            tier.touch(self.names(r, 0, last), over)
+
+    def gives(self, i, t, tokens):
+        """When so many tokens of a tier, read from `t` on, have taken its own wires."""
+        tier, ends = self.tiers[i], []
+        if tier.spec.read_s:
+            tier.read_s = max(t, tier.read_s) + tokens * tier.spec.read_s
+            ends.append(tier.read_s)
+        if tier.spec.link_s:
+            self.link_s[i][0] = max(t, self.link_s[i][0]) + tokens * tier.spec.link_s
+            ends.append(self.link_s[i][0])
+        return ends
 
     def beyond(self, r, gpu):
         i, stop = gpu // self.chunk, (r.prompt + r.out) // self.chunk
@@ -183,18 +224,23 @@ class TierSide(Side):
         if known == gpu:
             return
         first, last = gpu // self.chunk, known // self.chunk
-        r.stored, pieces, promoted = last, [0] * len(self.tiers), []
+        r.stored, pieces, promoted, r.ahead = last, [0] * len(self.tiers), [], [0, 0.0]
         for i in range(first, last):
             name = self.names(r, i, i + 1)[0]
+            tokens = self.chunk - (gpu % self.chunk if i == first else 0)
+            at = self.tiers[0].all.get(name, [()])[0]
+            if isinstance(at, Ahead) and at[0] > self.t:
+                r.ahead = [r.ahead[0] + tokens, max(r.ahead[1], at[0])]
+                continue
             of = next(k for k, tier in enumerate(self.tiers) if tier.has(name, self.t))
-            pieces[of] += self.chunk - (gpu % self.chunk if i == first else 0)
+            pieces[of] += tokens
             promoted += [name] if of else []
         for tier in self.tiers:
-            tier.touch(whole, inf)  # until it is known when the load is over
+            tier.touch(whole, by=[id(r)])  # until it is known when the load is over
         r.ready = [inf]
         promoted = [name for name in promoted if name not in self.tiers[0].all]
         if promoted and self.tiers[0].store(promoted, r.ready, self.t):
-            self.tiers[0].touch(whole, inf)
+            self.tiers[0].touch(whole, by=[id(r)])
         r.comes, r.whole = self.names(r, first, last), whole
         self.pulled.append((r, pieces, whole))
 
@@ -210,25 +256,21 @@ class TierSide(Side):
     def move(self, r, pieces, whole, t):
         over = t
         for i, (tier, tokens) in enumerate(zip(self.tiers, pieces, strict=True)):
-            if not tokens:
-                continue
-            ends, spec = [], tier.spec
-            if spec.read_s:
-                tier.read_s = max(t, tier.read_s) + tokens * spec.read_s
-                ends.append(tier.read_s)
-            if spec.link_s:
-                self.link_s[i][0] = max(t, self.link_s[i][0]) + tokens * spec.link_s
-                ends.append(self.link_s[i][0])
-            self.gpu_read_s = max(t, self.gpu_read_s) + tokens * self.offload.read_s
-            end = max(*ends, self.gpu_read_s, 0.0) + spec.latency_s
-            self.loads.append((r.id, self.number, i, tokens, t, end))
-            over = max(over, end)
+            ready = t
+            if not i:
+                tokens, ready = tokens + r.ahead[0], max(t, r.ahead[1])
+            if tokens:
+                ends = self.gives(i, t, tokens)
+                self.gpu_read_s = max(t, self.gpu_read_s) + tokens * self.offload.read_s
+                end = max(*ends, self.gpu_read_s, ready) + tier.spec.latency_s
+                self.loads.append((r.id, self.number, i, tokens, t, end))
+                over = max(over, end)
         r.ready[0] = over
         for tier in self.tiers:
             for name in whole:
-                if name in tier.all:
-                    until = tier.all[name][1]
-                    tier.all[name][1] = over if until == inf else max(over, until)
+                if name in tier.all and id(r) in tier.all[name][2]:
+                    tier.all[name][2].remove(id(r))
+                    tier.all[name][1] = max(over, tier.all[name][1])
         if self.offload.loads == "sync":
             self.stall.append(over)
         else:
@@ -295,6 +337,11 @@ class TierSide(Side):
 
     def go_on(self, t):
         self.t = t
+        self.post(t)
+        received, self.received = self.received, []
+        for r in received:
+            if self.offload.prefetch and not r.done:
+                self.fetch(r)
         super().go_on(t)
         if not self.flight:
             self.pending = [(None, *rest) for _, *rest in self.pending]
