@@ -159,10 +159,16 @@ def test_a_port_where_something_else_answers() -> None:
                 sweep(QUICKSTART, VARY, "out", overrides=FEW, backend="dask", address=address)
 
 
+LISTENING = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from servecast.cli import main; main()"
+)
+"""The program, which hears of ctrl-C even where these tests run in the background and so do not."""
+
+
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(backend: str) -> None:
     """The signal goes to every process of the terminal, workers too."""
     command = [
-        sys.executable, "-c", "from servecast.cli import main; main()", "sweep", str(QUICKSTART), "--out", "out",
+        sys.executable, "-c", LISTENING, "sweep", str(QUICKSTART), "--out", "out",
         "--vary", "workload.arrivals.rate=1:30:30", "--set", "workload.num_requests=6000",
         "--workers", "2", "--backend", backend,
     ]  # fmt: skip

@@ -86,7 +86,7 @@ def test_what_comes_while_requests_wait_is_loaded_from_the_host() -> None:
     assert host["prefetched_tokens"] == 0
     assert host["loaded_tokens"] > 2 * without["kv_tiers"]["host"]["loaded_tokens"]
     assert disk["loaded_tokens"] < without["kv_tiers"]["disk"]["loaded_tokens"] / 2
-    assert ahead["mean_load_wait_ms"] < without["mean_load_wait_ms"] / 2
+    assert ahead["mean_load_wait_ms"] < without["mean_load_wait_ms"]
     assert without["kv_tiers"]["disk"]["prefetched_tokens"] == 0
 
 

@@ -8,11 +8,12 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.windows import Tables, Window
+from tests.examples import examples
 from tests.sim.engine import LinearCost
 from tests.sim.test_oracle import same, scenarios
 from tests.sim.test_prefixcache import contents
@@ -45,21 +46,21 @@ def hybrids(draw):
     return scenario, {"tables": tables, "content": content, "blank_first": blank_first}
 
 
-@settings(max_examples=300, deadline=None)
+@examples(600)
 @given(hybrids())
 def test_open_loop_equals_the_oracle(case):
     scenario, cache = case
     same(*scenario, **cache)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(hybrids(), st.integers(1, 6))
 def test_closed_loop_equals_the_oracle(case, concurrency):
     scenario, cache = case
     same(*scenario, concurrency=concurrency, **cache)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(400)
 @given(hybrids(), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     scenario, cache = case

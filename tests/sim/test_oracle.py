@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.engine import FrontEndTime
@@ -23,6 +23,7 @@ from sim.source import ClosedLoop, OpenLoop, Requests, Sessions
 from sim.steplog import CANCELLED, GAP_COLUMNS, HOLDS
 from sim.streams import Streams
 from sim.windows import ONE
+from tests.examples import examples
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.oracle import Naive, oracle
 from workloads.content import content_of
@@ -329,19 +330,19 @@ def scenarios(draw):
     return policy, cost, num_blocks, block_size, draw(st.booleans()), requests, priority
 
 
-@settings(max_examples=300, deadline=None)
+@examples(600)
 @given(scenarios())
 def test_open_loop_equals_the_oracle(scenario):
     same(*scenario)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(scenarios(), st.integers(1, 6))
 def test_closed_loop_equals_the_oracle(scenario, concurrency):
     same(*scenario, concurrency=concurrency)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(scenarios(), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(scenario, data):
     n = len(scenario[-2])
@@ -364,7 +365,7 @@ def clients(draw, n):
     return found
 
 
-@settings(max_examples=250, deadline=None)
+@examples(500)
 @given(scenarios(), st.sampled_from([0.0, 0.0, 0.25]), st.data())
 def test_clients_that_wait_retry_and_are_far_away_equal_the_oracle(scenario, request_s, data):
     n = len(scenario[-2])
@@ -372,7 +373,7 @@ def test_clients_that_wait_retry_and_are_far_away_equal_the_oracle(scenario, req
     same(*scenario, think_s=think_s, front_end=(request_s, 0.0), **data.draw(clients(n)))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(400)
 @given(scenarios(), st.data())
 def test_requests_that_wait_for_several_answers_equal_the_oracle(scenario, data):
     n = len(scenario[-2])
@@ -381,7 +382,7 @@ def test_requests_that_wait_for_several_answers_equal_the_oracle(scenario, data)
     same(*scenario, think_s=think_s, waits=waits, **data.draw(clients(n)))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(scenarios(), st.sampled_from([0.0, 0.25, 0.5, 3.0]), st.sampled_from([0.0, 0.0625, 0.5]), st.data())
 def test_front_ends_equal_the_oracle(scenario, request_s, prompt_token_s, data):
     n = len(scenario[-2])

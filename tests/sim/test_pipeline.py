@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.clock import Clock
@@ -19,6 +19,7 @@ from sim.schedulers import VllmV1
 from sim.source import Desk, OpenLoop, Requests
 from sim.state import State
 from sim.steplog import CANCELLED, Log
+from tests.examples import examples
 from tests.sim.engine import LinearCost
 from tests.sim.oracle.parts import Naive
 from tests.sim.oracle.pipeline import Pipelined
@@ -116,7 +117,7 @@ def same(policy, cost, num_blocks, block_size, asynchronous, rows, shares, host=
 shapes = st.sampled_from([(1.0,), (0.5, 0.5), (0.25, 0.75), (0.5, 0.25, 0.25), (0.25,) * 4])
 
 
-@settings(max_examples=300, deadline=None)
+@examples(600)
 @given(scenarios(), shapes, st.sampled_from([0.0, 0.0625, 1.0]))
 def test_equals_the_oracle(scenario, shares, host):
     *setting, asynchronous, requests, priority = scenario
@@ -124,7 +125,7 @@ def test_equals_the_oracle(scenario, shares, host):
     same(*setting, asynchronous, rows, shares, host)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(scenarios(), shapes, st.data())
 def test_clients_that_give_up_equal_the_oracle(scenario, shares, data):
     *setting, asynchronous, requests, _ = scenario

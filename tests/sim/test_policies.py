@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.schedulers.audit import Audited
@@ -18,6 +18,7 @@ from sim.schedulers.static_batching import StaticBatching
 from sim.schedulers.tgi import Tgi
 from sim.schedulers.vllm_v0 import VllmV0
 from sim.source import OpenLoop, Requests
+from tests.examples import examples
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.test_oracle import same
 
@@ -98,21 +99,21 @@ POLICIES = pytest.mark.parametrize("make", [vllm_v0, swapping, sarathi, orca, st
 
 
 @POLICIES
-@settings(max_examples=150, deadline=None)
+@examples(300)
 @given(data=st.data())
 def test_open_loops_equal_the_oracle(make, data):
     same(*data.draw(scenarios(make)))
 
 
 @POLICIES
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(data=st.data())
 def test_closed_loops_equal_the_oracle(make, data):
     same(*data.draw(scenarios(make)), concurrency=data.draw(st.integers(1, 6)))
 
 
 @POLICIES
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(data=st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(make, data):
     scenario = data.draw(scenarios(make))
@@ -125,7 +126,7 @@ def test_sessions_and_clients_that_give_up_equal_the_oracle(make, data):
 
 
 @POLICIES
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_no_policy_of_ours_makes_a_plan_that_the_audit_objects_to(make, data):
     policy, cost, num_blocks, block_size, asynchronous, requests = data.draw(scenarios(make))

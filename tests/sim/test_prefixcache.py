@@ -6,13 +6,14 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.prefixcache import PrefixCache
 from sim.request import Request
 from sim.schedulers.vllm_v1 import VllmV1
 from sim.source import OpenLoop, Requests
+from tests.examples import examples
 from tests.reference import reference
 from tests.sim.engine import LinearCost, simulate
 from tests.sim.test_oracle import clients, same, scenarios
@@ -45,21 +46,21 @@ def shared(draw):
     return scenario, {"content": content, "blank_first": draw(st.booleans())}
 
 
-@settings(max_examples=300, deadline=None)
+@examples(600)
 @given(shared())
 def test_open_loop_equals_the_oracle(case):
     scenario, cache = case
     same(*scenario, **cache)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(shared(), st.integers(1, 6))
 def test_closed_loop_equals_the_oracle(case, concurrency):
     scenario, cache = case
     same(*scenario, concurrency=concurrency, **cache)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(400)
 @given(shared(), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     scenario, cache = case
@@ -71,7 +72,7 @@ def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     same(*scenario, think_s=think_s, patience_s=patience_s, **cache)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(400)
 @given(shared(), st.data())
 def test_prompts_that_are_sent_again_equal_the_oracle(case, data):
     scenario, cache = case
@@ -80,7 +81,7 @@ def test_prompts_that_are_sent_again_equal_the_oracle(case, data):
     same(*scenario, think_s=think_s, **data.draw(clients(n)), **cache)
 
 
-@settings(max_examples=250, deadline=None)
+@examples(500)
 @given(shared(), st.data())
 def test_kv_that_is_held_between_turns_equals_the_oracle(case, data):
     scenario, cache = case
@@ -92,7 +93,7 @@ def test_kv_that_is_held_between_turns_equals_the_oracle(case, data):
     same(*scenario, think_s=think_s, hold_s=hold_s, **more, **cache)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(scenarios(), st.booleans())
 def test_it_changes_nothing_where_nothing_is_shared_or_preempted(scenario, blank_first):
     policy, cost, _, block_size, asynchronous, requests, priority = scenario

@@ -7,13 +7,14 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim import radixcache
 from sim.radixcache import RadixCache
 from sim.request import Request
 from sim.schedulers.sglang import Sglang
+from tests.examples import examples
 from tests.reference import reference
 from tests.sim.engine import LinearCost
 from tests.sim.test_oracle import same
@@ -53,7 +54,7 @@ def scenarios(draw):
     return (policy, cost, num_blocks, block_size, overlap, requests), content
 
 
-@settings(max_examples=200, deadline=None)
+@examples(400)
 @given(scenarios(), st.sampled_from([0, 2, 32]), st.sampled_from([1, 3, 32]))
 def test_open_loops_equal_the_oracle(case, unknown, alike):
     scenario, content = case
@@ -87,14 +88,14 @@ def crowded(seed):
     return (policy, LinearCost(kv=0.001), blocks, size, overlap, requests), content
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(scenarios(), st.integers(1, 6))
 def test_closed_loops_equal_the_oracle(case, concurrency):
     scenario, content = case
     same(*scenario, content=content, concurrency=concurrency)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(scenarios(), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     scenario, content = case

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.drafts import Drafting
 from sim.schedulers.vllm_v1 import VllmV1
+from tests.examples import examples
 from tests.sim.engine import LinearCost
 from tests.sim.test_oracle import same, scenarios
 from tests.sim.test_prefixcache import contents
@@ -50,7 +51,7 @@ def speculating(draw, caching=False):
     return (policy, cost, num_blocks, block_size, asynchronous, requests, priority), more
 
 
-@settings(max_examples=400, deadline=None)
+@examples(800)
 @given(speculating())
 def test_open_loop_equals_the_oracle(case):
     scenario, more = case
@@ -65,21 +66,21 @@ def test_who_is_preempted_in_the_plan_that_dropped_its_drafts_has_them_again():
     assert [step.drafts for step in naive.steps][-1] == 1
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(speculating(), st.integers(1, 6))
 def test_closed_loop_equals_the_oracle(case, concurrency):
     scenario, more = case
     same(*scenario, concurrency=concurrency, **more)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(600)
 @given(speculating(caching=True))
 def test_with_a_prefix_cache_it_equals_the_oracle(case):
     scenario, more = case
     same(*scenario, **more)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(400)
 @given(speculating(caching=True), st.data())
 def test_sessions_and_clients_that_give_up_equal_the_oracle(case, data):
     scenario, more = case
