@@ -135,17 +135,17 @@ class TieredCache(PrefixCache):
         rest = mine = self._stretches(request, found // chunk, request.stored)
         rows, promoted, over = [], list[Stretch](), begin
         for i, tier in enumerate(self.tiers):
-            here, rest = tier.split(rest, now)
-            ready_s = begin
-            if self.prefetches and not i:
-                ahead, rest, ready_s = tier.coming(rest)
-                here += ahead
+            here, rest = tier.split(rest, now, ahead=tier is near)
             if not here:
                 continue
             tokens = _length(here) * chunk
-            if any(stretch[:2] == mine[0][:2] for stretch in here):
+            if here[0][:2] == mine[0][:2]:
                 tokens -= found % chunk
-            ends = [ready_s, *self._gives(i, begin, tokens), self._read.take(begin, tokens * self.offload.read_s)]
+            ends = [
+                tier.ready_s(here),
+                *self._gives(i, begin, tokens),
+                self._read.take(begin, tokens * self.offload.read_s),
+            ]
             end = max(ends) + tier.spec.latency_s
             rows.append(Loaded(i, tokens, end))
             over = max(over, end)

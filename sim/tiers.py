@@ -139,12 +139,15 @@ class Tier:
                 above.job = run.job
             del queue[run], runs[i]
 
-    def split(self, stretches: Sequence[Stretch], now: float) -> tuple[list[Stretch], list[Stretch]]:
-        """Of these stretches, what can be read then, and the rest; `now` LATER: what is here or on its way in."""
+    def split(
+        self, stretches: Sequence[Stretch], now: float, ahead: bool = False
+    ) -> tuple[list[Stretch], list[Stretch]]:
+        """Of these stretches, what can be read then, and the rest; `now` LATER: what is here or on its way in. With
+        `ahead` also what comes from farther tiers."""
         here, rest = [], []
         for content, at, end in stretches:
             for run in self._runs.get(content, ()):
-                if run.end > at and run.start < end and run.job.ready_s <= now:
+                if run.end > at and run.start < end and (run.job.ready_s <= now or (ahead and run.job.ahead)):
                     if run.start > at:
                         rest.append((content, at, run.start))
                     here.append((content, max(at, run.start), min(run.end, end)))
@@ -153,19 +156,10 @@ class Tier:
                 rest.append((content, at, end))
         return here, rest
 
-    def coming(self, stretches: Sequence[Stretch]) -> tuple[list[Stretch], list[Stretch], float]:
-        """Of these stretches, what comes here ahead, and the rest; and when the last of it is here."""
-        here, rest, ready_s = [], [], 0.0
-        for content, at, end in stretches:
-            for run in self._runs.get(content, ()):
-                if run.end > at and run.start < end and run.job.ahead:
-                    if run.start > at:
-                        rest.append((content, at, run.start))
-                    here.append((content, max(at, run.start), min(run.end, end)))
-                    at, ready_s = run.end, max(ready_s, run.job.ready_s)
-            if at < end:
-                rest.append((content, at, end))
-        return here, rest, ready_s
+    def ready_s(self, stretches: Sequence[Stretch]) -> float:
+        """When the last of these stretches, all of them here or on their way in, can be read."""
+        runs = ((run, s) for s in stretches for run in self._runs[s[0]])
+        return max(run.job.ready_s for run, (_, start, end) in runs if run.end > start and run.start < end)
 
     def store(self, stretches: Sequence[Stretch], job: Job, now: float) -> bool:
         """Make room for all of these chunks, none of which is here, and write them with `job`; or drop them all."""

@@ -32,8 +32,6 @@ DRAFTS = tuple(f"speculative_config.{name}" for name in (
     "method", "num_speculative_tokens", "model", "prompt_lookup_max", "prompt_lookup_min",
     "draft_tensor_parallel_size"))  # fmt: skip
 
-DRAFT_TP = "draft_tensor_parallel_size"
-
 
 def resolve(
     chosen: Chosen, layout: Parallelism, gpu: Gpu, model: ModelSpec, preset: Mapping[str, Any]
@@ -163,10 +161,10 @@ def _draft_checks(chosen: Chosen, preset: Mapping[str, Any], layout: Parallelism
         problems.append(f"{key}.model: missing; which model drafts, for example llama-3.2-1b")
     if model is not None and method in ("ngram", "mtp", "deepseek_mtp"):
         problems.append(f"{key}.model: {model!r} given, and {method} drafts without a model of its own; take it out")
-    if (apart := values[f"speculative_config.{DRAFT_TP}"]) not in (None, layout.tp):
+    if (apart := values["speculative_config.draft_tensor_parallel_size"]) not in (None, layout.tp):
         problems.append(
-            f"{key}.{DRAFT_TP}: {apart}, where the model has cluster.tp {layout.tp}: drafts of other GPUs than "
-            "all of the model's are not modelled; take it out"
+            f"{key}.draft_tensor_parallel_size: {apart}, where the model has cluster.tp {layout.tp}: drafts of other "
+            "GPUs than all of the model's are not modelled; take it out"
         )
     least, most = (values[f"speculative_config.prompt_lookup_{name}"] for name in ("min", "max"))
     if least and most and least > most:
